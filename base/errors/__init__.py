@@ -3,6 +3,7 @@
 from .access import AccessCode
 from .cluster import ClusterCode
 from .code import ErrorCode, code_of, coded, coded_like, without_code
+from .data import DataCode
 from .engine import EngineCode
 from .launch import LaunchCode
 from .operations import OperationCode
@@ -13,6 +14,7 @@ from .worlds import WorldCode
 FAMILIES: tuple[type[ErrorCode], ...] = (
     OperationCode,
     TrainingCode,
+    DataCode,
     WorldCode,
     AccessCode,
     SettingCode,
@@ -25,6 +27,7 @@ __all__ = [
     "FAMILIES",
     "AccessCode",
     "ClusterCode",
+    "DataCode",
     "EngineCode",
     "ErrorCode",
     "LaunchCode",

@@ -14,10 +14,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _FRAMEWORK = "{} is not supported yet. PyTorch is: import horovod.torch"
-_LAUNCHER = "there is no launcher for {} yet. Start processes with horovodrun or horovod.run"
 WHY = {
     "horovod.mxnet": _FRAMEWORK.format("MXNet"),
-    "horovod.spark": _LAUNCHER.format("Spark"),
 }
 
 

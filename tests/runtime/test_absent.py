@@ -17,7 +17,7 @@ from horovod.common import util
 
 @pytest.mark.parametrize(
     "name",
-    ["mxnet", "spark", "spark.torch"],
+    ["mxnet", "mxnet.mpi_ops"],
 )
 def test_importing_it_says_so(name: str) -> None:
     with pytest.raises(ImportError, match=r"is not there in this version of Horovod \(.+\): .+\.$") as error:

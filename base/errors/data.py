@@ -1,0 +1,41 @@
+"""Codes of data sets and of the stores that hold them."""
+
+from .code import ErrorCode
+
+
+class DataCode(ErrorCode):
+    """A data set or a store can't be used, or holds something that training can't take."""
+
+    MISSING_DATA_PACKAGE = (
+        "missing-data-package",
+        "A package that reads the data or reaches the store is not installed on this host. Install it.",
+    )
+    UNREADABLE_DATA = (
+        "unreadable-data",
+        "A path has no Parquet files, or a file of it can't be read. The sentence says which one, and why.",
+    )
+    MISSING_COLUMN = ("missing-column", "A column is not in the data set, or not in one of its files. Check its name.")
+    UNSUPPORTED_COLUMN = (
+        "unsupported-column",
+        "A column has a type that is no number, text, list or vector. Convert it before, or leave it out.",
+    )
+    NULL_VALUE = (
+        "null-value",
+        "A column that is read has a row without a value. Fill or drop such rows before the data is written.",
+    )
+    DIFFERENT_SHAPES = (
+        "different-shapes",
+        "Lists or vectors of one column have unlike sizes. Make them alike before the data is written.",
+    )
+    NOTHING_TO_REPEAT = (
+        "nothing-to-repeat",
+        "An endless reader has no rows to repeat: the data set has fewer rows than there are ranks. Use fewer ranks.",
+    )
+    INVALID_BATCH = (
+        "invalid-batch",
+        "A transformation_fn returned something else than a dict of arrays. Return the batch that it got, changed.",
+    )
+    WRONG_STORE_PATH = (
+        "wrong-store-path",
+        "A path does not belong to this kind of store, or to the file system that the store was made for.",
+    )

@@ -1,0 +1,196 @@
+"""ParquetReader: a rank's rows of a Parquet data set, as batches of NumPy arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from horovod.base.errors import DataCode, TrainingCode, coded
+from horovod.data.data_loader_base import BaseDataLoader
+from horovod.data.parquet.columns import Columns, check_types, to_columns
+from horovod.data.parquet.plan import Order, Piece, pieces_of
+from horovod.data.parquet.row_groups import RowGroups
+from horovod.data.parquet.windows import Batches, joined, rows_in, windows
+from horovod.data.prefetch import Prefetch
+
+# Pieces that a thread has decoded and nobody has taken yet, besides the one that it is decoding.
+_AHEAD = 1
+
+
+class ParquetReader(BaseDataLoader):
+    """The rows of a Parquet data set that belong to one rank, in batches: dicts of NumPy arrays by column name.
+
+        >>> reader = ParquetReader("s3://bucket/train", ["x", "y"], batch_size=64, rank=hvd.rank(), size=hvd.size())
+        >>> for epoch in range(10):
+        ...     for batch in reader:  # each epoch in another order
+        ...         step(torch.from_numpy(batch["x"]), torch.from_numpy(batch["y"]))
+
+    Of N rows rank r of n owns those from N*r//n to N*(r+1)//n: each row has one rank, and ranks differ by one row at
+    most, whatever files and row groups there are. A rank reads the row groups that it owns rows of, and no others.
+    A rank without rows has no batches. It needs pyarrow and fsspec, and neither Spark nor a world.
+
+    A batch has arrays of shape (rows,) for numbers, booleans, dates and text (objects of str or bytes), (rows, length)
+    for lists of one length, (rows, size) for vectors of Spark ML, and (rows, height, width) for lists of lists. Types
+    are those of the file; decimals become float64. The arrays are the caller's, to write to and to keep.
+
+    Order: row groups, then the rows of a window, are shuffled by `seed` and the epoch. Each iteration is an epoch,
+    counted from 0; `set_epoch(epoch)` says which one comes next, so that a training that is resumed gets the batches
+    that it would have got. Iterations may run at the same time.
+
+    Args:
+        path: a file, a folder of files, or a list of files; paths or URLs of fsspec (s3, gs, abfs, hdfs, memory, ...).
+        columns: those to read. None: all.
+        batch_size: rows of a batch. The last one of an iteration may have fewer.
+        rank, size: whose rows to read, of how many ranks.
+        shuffle: False: the rows come in the order in which they are stored.
+        shuffle_rows: rows among which a row is shuffled at least, if there are so many; row groups stay whole. It is
+            also what the reader holds in memory, beside up to two row groups for each of its threads.
+        seed: what the order depends on; the same one on all ranks.
+        epochs: how often an iteration goes over the rows; None: without end, in full batches. Passes after the
+            first have orders of their own, and a batch may have the last rows of one and the first of the next.
+        drop_last: leave out the last batch of an iteration if it is not full.
+        transformation_fn: called with each batch, returns the one to use instead: a dict of arrays, too.
+        workers: threads that read and decode ahead. 0: the iteration does it by itself.
+        cache: keep the decoded rows of this rank in memory, so that they are read once.
+        sparse: for each column that holds lists [n, n indices, n values, zeros], the size of the dense rows to make.
+        filesystem: an fsspec file system to find `path` on, in place of the one that its URL names.
+        storage_options: what the file system is made with, such as credentials.
+
+    Raises:
+        ValueError: a column that is not there or has a type without arrays; in an iteration a null, or lists of unlike
+            lengths. The sentence names the column, the file and the row.
+        OSError: files that are not there or can't be read.
+        ImportError: the package of a file system is not installed.
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        *,
+        batch_size: int = 32,
+        rank: int = 0,
+        size: int = 1,
+        shuffle: bool = True,
+        shuffle_rows: int = 10_000,
+        seed: int = 0,
+        epochs: int | None = 1,
+        drop_last: bool = False,
+        transformation_fn: Callable[[Columns], Columns] | None = None,
+        workers: int = 2,
+        cache: bool = False,
+        sparse: Mapping[str, int] | None = None,
+        filesystem: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value, least in (("batch_size", batch_size, 1), ("size", size, 1), ("workers", workers, 0)):
+            _check_number(name, value, least)
+        for name, value in (("rank", rank), ("seed", seed), ("shuffle_rows", shuffle_rows)):
+            _check_number(name, value, 0)
+        if epochs is not None:
+            _check_number("epochs", epochs, 0)
+        if rank >= size:
+            raise _invalid(f"rank must be below size, which is {size}, not {rank}")
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.epoch = 0
+        self._shuffle, self._shuffle_rows, self._seed = shuffle, shuffle_rows, seed
+        self._drop_last = drop_last or epochs is None
+        self._transform = transformation_fn
+        self._workers = workers
+        self._sparse = dict(sparse or {})
+        self._row_groups = RowGroups(path, columns, filesystem, storage_options)
+        self.schema = self._row_groups.schema
+        check_types(self.schema, self._sparse, self._row_groups.name)
+        group_rows = [group.rows for group in self._row_groups.groups]
+        self.total_rows = sum(group_rows)
+        self._pieces = pieces_of(group_rows, rank, size)
+        self.rows = sum(piece.stop - piece.start for piece in self._pieces)
+        self._cached: dict[Piece, Columns] | None = {} if cache else None
+        if epochs is None and not self.rows:
+            said = f"Rank {rank} of {size} has no rows of {self._row_groups.name}, which has {self.total_rows}."
+            raise ValueError(coded(DataCode.NOTHING_TO_REPEAT, said))
+
+    def __len__(self) -> int:
+        """How many batches an iteration has. TypeError where it has no end."""
+        if self.epochs is None:
+            raise TypeError("This reader has no length: it repeats its rows without end (epochs=None).")
+        rows = self.rows * self.epochs
+        return rows // self.batch_size if self._drop_last else -(-rows // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration has the order of this epoch, the one after it that of the following epoch."""
+        _check_number("epoch", epoch, 0)
+        self.epoch = epoch
+
+    def _iterate(self) -> Iterator[Columns]:
+        order = Order(self._pieces, self._seed, self.epoch, self._shuffle)
+        self.epoch += 1
+        return self._batches(order)
+
+    def _batches(self, order: Order) -> Iterator[Columns]:
+        streams = [Prefetch(partial(self._decoded, order, worker), _AHEAD) for worker in range(self._workers)]
+        pieces = _in_turn(streams) if streams else self._decoded(order, 0)
+        batches = Batches(self.batch_size)
+        try:
+            for number in self._passes():
+                of_pass = itertools.islice(pieces, len(self._pieces))
+                for place, window in enumerate(windows(of_pass, self._shuffle_rows if self._shuffle else 0)):
+                    rows = sum(rows_in(piece) for piece in window)
+                    for batch in batches.of(joined(window, order.rows(number, place, rows))):
+                        yield self._transformed(batch)
+            if not self._drop_last:
+                for batch in batches.rest():
+                    yield self._transformed(batch)
+        finally:
+            for stream in streams:
+                stream.close()
+
+    def _passes(self) -> Iterator[int]:
+        return itertools.count() if self.epochs is None else iter(range(self.epochs))
+
+    def _decoded(self, order: Order, worker: int) -> Iterator[Columns]:
+        """The pieces of all passes that fall to a worker, decoded."""
+        pieces = itertools.chain.from_iterable(order.pieces(number) for number in self._passes())
+        return map(self._decode, itertools.islice(pieces, worker, None, self._workers or 1))
+
+    def _decode(self, piece: Piece) -> Columns:
+        if self._cached is not None and piece in self._cached:
+            return self._cached[piece]
+        group = self._row_groups.groups[piece.group]
+        table = self._row_groups.read(*piece)
+        columns = to_columns(table, group.path, group.first_row + piece.start, self._sparse)
+        if self._cached is not None:
+            self._cached[piece] = columns
+        return columns
+
+    def _transformed(self, batch: Columns) -> Columns:
+        if self._transform is None:
+            return batch
+        changed: Any = self._transform(batch)
+        if not isinstance(changed, dict):
+            said = f"transformation_fn must return a dict of arrays by column name, not {type(changed).__name__}."
+            raise ValueError(coded(DataCode.INVALID_BATCH, said))
+        return changed
+
+
+def _in_turn(streams: Sequence[Prefetch]) -> Iterator[Columns]:
+    """The items of the streams in turn, until the first one that has no more."""
+    for stream in streams:
+        iter(stream)
+    for stream in itertools.cycle(streams):
+        try:
+            yield next(stream)
+        except StopIteration:
+            return
+
+
+def _check_number(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise _invalid(f"{name} must be a number from {least} on, not {value!r}")
+
+
+def _invalid(sentence: str) -> ValueError:
+    return ValueError(coded(TrainingCode.INVALID_ARGUMENT, f"{sentence}."))

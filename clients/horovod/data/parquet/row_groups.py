@@ -1,0 +1,125 @@
+"""The row groups of a Parquet data set, found by their footers and read one by one, on any file system of fsspec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import fsspec
+import pyarrow as pa
+import pyarrow.dataset as pads
+
+from horovod.base.errors import DataCode, coded
+
+# Footers are small, and on object stores each takes the time of a request.
+_FOOTERS_AT_ONCE = 16
+
+
+class RowGroup(NamedTuple):
+    """Row group `number` of the file `path`; its first row is row `first_row` of the file."""
+
+    path: str
+    number: int
+    first_row: int
+    rows: int
+    fragment: Any  # pyarrow.dataset.ParquetFileFragment
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.path}"
+
+
+class RowGroups:
+    """All row groups of the Parquet files at `path`, in the order of the files' paths.
+
+    Args:
+        path: a file, a folder (with Hive's name=value folders below it, if any), or a list of files; paths or URLs that
+            fsspec knows. Names that begin with `_` or `.` are left out of folders.
+        columns: those to read; None: all of them.
+        filesystem: an fsspec file system that `path` is on; None: the one that its URL names.
+        storage_options: what that file system is made with.
+    """
+
+    def __init__(
+        self,
+        path: str | Sequence[str],
+        columns: Sequence[str] | None,
+        filesystem: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        paths = [path] if isinstance(path, str) else [str(one) for one in path]
+        self.name = paths[0] if len(paths) == 1 else f"{len(paths)} paths beginning with {', '.join(paths[:1])}"
+        filesystem, paths = _on_file_system(paths, filesystem, storage_options)
+        try:
+            source = paths[0] if len(paths) == 1 else paths
+            self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")
+            fragments = sorted(self._dataset.get_fragments(), key=lambda fragment: str(fragment.path))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise _unreadable(self.name, error) from error
+        if not fragments:
+            raise _unreadable(self.name, "there is no Parquet file in it")
+        self.columns = list(self._dataset.schema.names if columns is None else columns)
+        if not self.columns:
+            raise ValueError(coded(DataCode.MISSING_COLUMN, f"There is no column to read from {self.name}."))
+        self._check_columns(self._dataset.schema.names, self.name)
+        self.schema = pa.schema([self._dataset.schema.field(name) for name in self.columns])
+        self.groups: list[RowGroup] = []
+        with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments))) as pool:
+            list(pool.map(_read_footer, fragments))
+        for fragment in fragments:
+            self._add(fragment)
+
+    def _add(self, fragment: Any) -> None:
+        partition = pads.get_partition_keys(fragment.partition_expression)
+        self._check_columns([*fragment.physical_schema.names, *partition], fragment.path)
+        first_row = 0
+        for part in fragment.split_by_row_group():
+            (group,) = part.row_groups
+            self.groups.append(RowGroup(fragment.path, group.id, first_row, group.num_rows, part))
+            first_row += group.num_rows
+
+    def _check_columns(self, there: Sequence[str], where: str) -> None:
+        missing = [name for name in self.columns if name not in there]
+        if missing:
+            names = ", ".join(repr(name) for name in missing)
+            raise ValueError(
+                coded(DataCode.MISSING_COLUMN, f"{where} has no column {names}; it has {', '.join(there)}.")
+            )
+
+    def read(self, index: int, start: int, stop: int) -> pa.Table:
+        """The rows from `start` to `stop` of row group `index`. Thread-safe; the GIL is free while Arrow decodes."""
+        group = self.groups[index]
+        try:
+            # One thread: several row groups are decoded at once, by the threads of the reader.
+            table = group.fragment.to_table(schema=self._dataset.schema, columns=self.columns, use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise _unreadable(str(group), error) from error
+        if table.num_rows != group.rows:
+            raise _unreadable(str(group), f"it has {table.num_rows} rows, and its file said {group.rows}")
+        return table.slice(start, stop - start)
+
+
+def _on_file_system(
+    paths: list[str], filesystem: Any, storage_options: Mapping[str, Any] | None
+) -> tuple[Any, list[str]]:
+    """The file system and the paths on it; a URL names its file system."""
+    if filesystem is not None:
+        return filesystem, [filesystem._strip_protocol(path) for path in paths]
+    try:
+        filesystem, first = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
+    except ImportError as error:
+        raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{paths[0]} can't be read: {error}")) from error
+    except ValueError as error:
+        raise _unreadable(paths[0], error) from error
+    return filesystem, [first, *(filesystem._strip_protocol(path) for path in paths[1:])]
+
+
+def _read_footer(fragment: Any) -> None:
+    try:
+        fragment.ensure_complete_metadata()
+    except (OSError, pa.ArrowException) as error:
+        raise _unreadable(fragment.path, error) from error
+
+
+def _unreadable(what: str, why: object) -> OSError:
+    return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {str(why).rstrip('.')}."))

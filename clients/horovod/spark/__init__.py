@@ -1,0 +1,1 @@
+"""`horovod.spark`: training on the executors of Spark."""

@@ -1,0 +1,27 @@
+"""Stores: where an estimator keeps the training data, and each run its checkpoints and logs.
+
+Store.create("s3://bucket/experiments")
+
+base.py         Store, the interface; Store.create chooses the class
+filesystem.py   FilesystemStore, on any file system of fsspec; LocalStore
+hdfs.py         HDFSStore
+dbfs.py         DBFSLocalStore, Databricks
+remote.py       what the processes of a training get of a store
+writing.py      files that are there as a whole, or not at all
+"""
+
+from horovod.spark.common.store.base import Store
+from horovod.spark.common.store.dbfs import DBFSLocalStore
+from horovod.spark.common.store.filesystem import AbstractFilesystemStore, FilesystemStore, LocalStore
+from horovod.spark.common.store.hdfs import HDFSStore
+from horovod.spark.common.store.remote import RemoteStore
+
+__all__ = [
+    "AbstractFilesystemStore",
+    "DBFSLocalStore",
+    "FilesystemStore",
+    "HDFSStore",
+    "LocalStore",
+    "RemoteStore",
+    "Store",
+]

@@ -1,0 +1,148 @@
+"""Store: what an estimator asks of the place that holds its data and runs."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from horovod.spark.common.store.remote import RemoteStore
+
+Sync = Callable[[str], None]
+LocalOutputDir = Callable[[], AbstractContextManager[str]]
+
+
+class Store(ABC):
+    """The paths of the data sets and runs of an estimator, and the files at them.
+
+    A run has the id `run_id`, and below `get_run_path(run_id)` its checkpoint and its logs. Paths are URLs, which Spark
+    and `horovod.data.ParquetReader` read. A file that is written is there as a whole or not at all.
+    """
+
+    @staticmethod
+    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+        """The store for a path: HDFSStore for hdfs://, DBFSLocalStore for paths of DBFS on Databricks, else
+        FilesystemStore.
+
+        >>> Store.create("/tmp/experiments").get_run_path("first")
+        'file:///tmp/experiments/runs/first'
+        """
+        # The classes are subclasses of this one.
+        from horovod.spark.common.store.dbfs import DBFSLocalStore
+        from horovod.spark.common.store.filesystem import FilesystemStore
+        from horovod.spark.common.store.hdfs import HDFSStore
+
+        for store in (HDFSStore, DBFSLocalStore):
+            if store.matches(prefix_path):
+                return store(prefix_path, *args, **kwargs)
+        return FilesystemStore(prefix_path, *args, **kwargs)
+
+    @abstractmethod
+    def is_parquet_dataset(self, path: str) -> bool:
+        """Whether there are Parquet files at `path`."""
+
+    @abstractmethod
+    def get_parquet_dataset(self, path: str) -> Any:
+        """The pyarrow.parquet.ParquetDataset at `path`. OSError where there is none."""
+
+    @abstractmethod
+    def get_train_data_path(self, idx: int | None = None) -> str:
+        """Where training data is; with `idx` that of one data frame among several."""
+
+    @abstractmethod
+    def get_val_data_path(self, idx: int | None = None) -> str:
+        """Where validation data is; with `idx` that of one data frame among several."""
+
+    @abstractmethod
+    def get_test_data_path(self, idx: int | None = None) -> str:
+        """Where test data is; with `idx` that of one data frame among several."""
+
+    @abstractmethod
+    def saving_runs(self) -> bool:
+        """Whether checkpoints and logs are kept."""
+
+    @abstractmethod
+    def get_runs_path(self) -> str:
+        """The folder of all runs."""
+
+    @abstractmethod
+    def get_run_path(self, run_id: str) -> str:
+        """The folder of one run."""
+
+    @abstractmethod
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        """The file of the run's last checkpoint; None where runs are not saved."""
+
+    @abstractmethod
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        """The files of a run whose name ends with `suffix`, in the order of their names; none where there is no run."""
+
+    @abstractmethod
+    def get_logs_path(self, run_id: str) -> str | None:
+        """The folder of the run's logs; None where runs are not saved."""
+
+    @abstractmethod
+    def get_checkpoint_filename(self) -> str:
+        """The name of the checkpoint below the folder of the run."""
+
+    @abstractmethod
+    def get_logs_subdir(self) -> str:
+        """The name of the folder of logs below the folder of the run."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder at `path`."""
+
+    @abstractmethod
+    def read(self, path: str) -> bytes:
+        """The content of a file. FileNotFoundError where there is none."""
+
+    @abstractmethod
+    def write(self, path: str, content: bytes) -> None:
+        """Writes a file as a whole, in place of one that is there."""
+
+    def write_text(self, path: str, text: str) -> None:
+        """Writes a text as UTF-8, as `write` does."""
+        self.write(path, text.encode())
+
+    @abstractmethod
+    def get_local_output_dir_fn(self, run_id: str) -> LocalOutputDir:
+        """A function for the processes of a training: it makes a folder on their host, as a context manager that yields
+        its path and removes it.
+        """
+
+    @abstractmethod
+    def sync_fn(self, run_id: str) -> Sync:
+        """A function for the processes of a training: it brings the files of a local folder that are new or have
+        changed since its last call to the folder of the run.
+        """
+
+    def to_remote(self, run_id: str, dataset_idx: int | None) -> RemoteStore:
+        """What the processes of the training `run_id` need of this store; it can be pickled."""
+        saves = self.saving_runs()
+        return RemoteStore(
+            train_data_path=self.get_train_data_path(dataset_idx),
+            val_data_path=self.get_val_data_path(dataset_idx),
+            test_data_path=self.get_test_data_path(dataset_idx),
+            saving_runs=saves,
+            runs_path=self.get_runs_path(),
+            run_path=self.get_run_path(run_id),
+            checkpoint_path=self.get_checkpoint_path(run_id),
+            logs_path=self.get_logs_path(run_id),
+            checkpoint_filename=self.get_checkpoint_filename(),
+            logs_subdir=self.get_logs_subdir(),
+            get_local_output_dir=self.get_local_output_dir_fn(run_id),
+            sync=self.sync_fn(run_id),
+            storage_options=self.get_storage_options(),
+        )
+
+    def get_storage_options(self) -> dict[str, Any]:
+        """What fsspec is to be given besides the URLs of this store."""
+        return {}
+
+
+def import_parquet() -> Any:
+    """pyarrow.parquet, which loads slowly and which not every use of a store needs."""
+    return importlib.import_module("pyarrow.parquet")

@@ -1,0 +1,181 @@
+"""FilesystemStore: a store on any file system that fsspec knows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from horovod.base.errors import DataCode, coded
+from horovod.spark.common.store.base import LocalOutputDir, Store, Sync, import_parquet
+from horovod.spark.common.store.writing import FolderSync, local_output_dir, write_file
+
+_CHECKPOINT, _LOGS = "checkpoint", "logs"
+
+
+class AbstractFilesystemStore(Store):
+    """The paths of a store below one prefix. Subclasses say what a path looks like and which file system it is on.
+
+    Args:
+        prefix_path: the folder that holds all that is not given a place of its own.
+        train_path, val_path, test_path: where data is; None: intermediate_train_data and so on below the prefix.
+        runs_path: where runs are; None: `runs` below the prefix.
+        save_runs: False: no checkpoints and logs are kept.
+        storage_options: what fsspec is given besides the path, such as credentials.
+        checkpoint_filename: the name of a run's checkpoint in its folder; None: "checkpoint".
+    """
+
+    def __init__(
+        self,
+        prefix_path: str,
+        train_path: str | None = None,
+        val_path: str | None = None,
+        test_path: str | None = None,
+        runs_path: str | None = None,
+        save_runs: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+        checkpoint_filename: str | None = None,
+    ) -> None:
+        self.storage_options = dict(storage_options or {})
+        self.prefix_path = self.get_full_path(prefix_path)
+        self._train_path = self._place(train_path, "intermediate_train_data")
+        self._val_path = self._place(val_path, "intermediate_val_data")
+        self._test_path = self._place(test_path, "intermediate_test_data")
+        self._runs_path = self._place(runs_path, "runs")
+        self._save_runs = save_runs
+        self._checkpoint_filename = checkpoint_filename or _CHECKPOINT
+        self._fs: Any = None
+
+    def _place(self, path: str | None, name: str) -> str:
+        return _join(self.prefix_path, name) if path is None else self.get_full_path(path)
+
+    def get_full_path(self, path: str) -> str:
+        """The URL of a path."""
+        raise NotImplementedError
+
+    def get_localized_path(self, path: str) -> str:
+        """What the file system of this store calls a path or URL."""
+        return str(self.fs._strip_protocol(path))
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec file system, made at its first use."""
+        if self._fs is None:
+            self._fs = self._make_fs()
+        return self._fs
+
+    def _make_fs(self) -> Any:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_fs": None}  # connections stay where they are
+
+    def get_storage_options(self) -> dict[str, Any]:
+        return self.storage_options
+
+    def is_parquet_dataset(self, path: str) -> bool:
+        try:
+            return bool(self.get_parquet_dataset(path).fragments)
+        except (OSError, ValueError):  # pyarrow's errors about files that are not Parquet are ValueErrors
+            return False
+
+    def get_parquet_dataset(self, path: str) -> Any:
+        return import_parquet().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
+
+    def get_train_data_path(self, idx: int | None = None) -> str:
+        return _numbered(self._train_path, idx)
+
+    def get_val_data_path(self, idx: int | None = None) -> str:
+        return _numbered(self._val_path, idx)
+
+    def get_test_data_path(self, idx: int | None = None) -> str:
+        return _numbered(self._test_path, idx)
+
+    def saving_runs(self) -> bool:
+        return self._save_runs
+
+    def get_runs_path(self) -> str:
+        return self._runs_path
+
+    def get_run_path(self, run_id: str) -> str:
+        return _join(self._runs_path, run_id)
+
+    def get_checkpoint_path(self, run_id: str) -> str | None:
+        return _join(self.get_run_path(run_id), self._checkpoint_filename) if self._save_runs else None
+
+    def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
+        folder = self.get_localized_path(self.get_run_path(run_id))
+        self.fs.invalidate_cache()
+        if not self.fs.exists(folder):
+            return []
+        names = [str(name).removeprefix(folder).strip("/") for name in self.fs.find(folder)]
+        return [_join(self.get_run_path(run_id), name) for name in sorted(names) if name.endswith(suffix)]
+
+    def get_logs_path(self, run_id: str) -> str | None:
+        return _join(self.get_run_path(run_id), _LOGS) if self._save_runs else None
+
+    def get_checkpoint_filename(self) -> str:
+        return self._checkpoint_filename
+
+    def get_logs_subdir(self) -> str:
+        return _LOGS
+
+    def exists(self, path: str) -> bool:
+        self.fs.invalidate_cache()  # of folders, which other processes write to
+        return bool(self.fs.exists(self.get_localized_path(path)))
+
+    def read(self, path: str) -> bytes:
+        return bytes(self.fs.cat_file(self.get_localized_path(path)))
+
+    def write(self, path: str, content: bytes) -> None:
+        write_file(self.fs, self.get_localized_path(path), content)
+
+    def get_local_output_dir_fn(self, run_id: str) -> LocalOutputDir:
+        return local_output_dir
+
+    def sync_fn(self, run_id: str) -> Sync:
+        return FolderSync(partial(_upload, self), self.get_run_path(run_id))
+
+
+class FilesystemStore(AbstractFilesystemStore):
+    """A store on the file system that the URL names: file (also for a plain path), s3, gs, abfs, memory, and so on.
+
+        >>> store = FilesystemStore("s3://bucket/experiments", storage_options={"profile": "training"})
+
+    Local paths must mean the same folder on all hosts. Packages: s3fs for s3, gcsfs for gs, adlfs for abfs.
+    """
+
+    def get_full_path(self, path: str) -> str:
+        if "://" in path:
+            return path.rstrip("/")
+        if ":/" in path and not path.startswith(("/", "file:/")):
+            said = f"{path!r} is no path, and no URL either: write {path.replace(':/', '://', 1)!r}."
+            raise ValueError(coded(DataCode.WRONG_STORE_PATH, said))
+        return "file://" + os.path.abspath(os.path.expanduser(path.removeprefix("file:")))
+
+    def _make_fs(self) -> Any:
+        import fsspec
+
+        try:
+            return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        except ImportError as error:
+            raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{self.prefix_path}: {error}")) from error
+        except ValueError as error:
+            raise ValueError(coded(DataCode.WRONG_STORE_PATH, f"{self.prefix_path}: {error}")) from error
+
+
+class LocalStore(FilesystemStore):
+    """FilesystemStore by its older name, for a folder that all hosts share."""
+
+
+def _upload(store: AbstractFilesystemStore, path: str, local_file: str) -> None:
+    write_file(store.fs, store.get_localized_path(path), local_file)
+
+
+def _numbered(path: str, idx: int | None) -> str:
+    return path if idx is None else f"{path}.{idx}"
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"

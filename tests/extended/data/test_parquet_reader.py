@@ -1,0 +1,184 @@
+"""ParquetReader: which rows each rank gets, in which order, and what it leaves behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from error_codes import ends_with
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from horovod.base.errors import DataCode, TrainingCode
+from horovod.data import AsyncDataLoaderMixin, ParquetReader
+from horovod.data.parquet.plan import pieces_of
+
+ROWS = 1000
+
+
+def write(folder: Path, files: list[pa.Table], row_group_size: int = 70) -> str:
+    """The tables as Parquet files of a folder, in row groups of 70, so that they end in smaller ones."""
+    folder.mkdir(exist_ok=True)
+    for number, table in enumerate(files):
+        pq.write_table(table, folder / f"part-{number:05}.parquet", row_group_size=row_group_size)
+    return str(folder)
+
+
+def numbered(start: int, stop: int) -> pa.Table:
+    """Row i has i, and a list of three values of which each is made from i."""
+    numbers = np.arange(start, stop)
+    lists = pa.array([[i, 2 * i, 3 * i] for i in numbers], pa.list_(pa.float32()))
+    return pa.table({"number": numbers, "list": lists, "text": [f"text {i}" for i in numbers]})
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """1,000 rows in four files, one of which has no rows."""
+    tables = [numbered(0, 333), numbered(333, 333), numbered(333, 350), numbered(350, ROWS)]
+    return write(tmp_path_factory.mktemp("numbered"), tables)
+
+
+def numbers(reader: Any) -> list[int]:
+    return [int(number) for batch in reader for number in batch["number"]]
+
+
+@given(st.lists(st.integers(0, 40), max_size=12), st.integers(1, 9))
+@settings(max_examples=200)
+def test_every_row_has_one_rank_whatever_the_row_groups(group_rows: list[int], size: int) -> None:
+    first = np.cumsum([0, *group_rows])
+    ranks = [pieces_of(group_rows, rank, size) for rank in range(size)]
+    rows = [[int(first[p.group]) + row for p in pieces for row in range(p.start, p.stop)] for pieces in ranks]
+    assert sum(rows, []) == list(range(sum(group_rows)))
+    assert max(map(len, rows)) - min(map(len, rows)) <= 1
+    assert all(piece.start < piece.stop for pieces in ranks for piece in pieces)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("how", [{}, {"workers": 0}, {"shuffle": False}, {"cache": True, "shuffle_rows": 1}], ids=str)
+def test_ranks_together_read_every_row_once_an_epoch(path: str, size: int, how: dict[str, Any]) -> None:
+    readers = [ParquetReader(path, batch_size=32, rank=rank, size=size, **how) for rank in range(size)]
+    for _epoch in range(2):
+        by_rank = [numbers(reader) for reader in readers]
+        assert sorted(sum(by_rank, [])) == list(range(ROWS))
+        assert [len(rows) for rows in by_rank] == [reader.rows for reader in readers]
+        if not how.get("shuffle", True):
+            assert sum(by_rank, []) == list(range(ROWS))
+
+
+def test_rows_stay_whole_and_batches_belong_to_the_caller(path: str) -> None:
+    reader = ParquetReader(path, batch_size=64, cache=True, shuffle=False)
+    for _epoch in range(2):
+        batches = list(reader)
+        assert [len(batch["number"]) for batch in batches] == [64] * 15 + [40]
+        assert len(batches) == len(reader)
+        for batch in batches:
+            number = batch["number"]
+            np.testing.assert_array_equal(batch["list"], np.outer(number, [1, 2, 3]).astype(np.float32))
+            assert batch["text"].tolist() == [f"text {i}" for i in number]
+            for array in batch.values():
+                array[:] = 0  # neither a row that comes later nor the cache has it
+
+
+def test_the_order_is_a_function_of_seed_and_epoch(path: str) -> None:
+    undisturbed = ParquetReader(path, ["number"])
+    epochs = [numbers(undisturbed) for _ in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != sorted(epochs[2])
+    resumed = ParquetReader(path, ["number"], workers=3, cache=True)
+    resumed.set_epoch(1)
+    assert [numbers(resumed), numbers(resumed)] == epochs[1:]
+    assert numbers(ParquetReader(path, ["number"], seed=1)) != epochs[0]
+
+
+def test_rows_of_several_row_groups_are_mixed(path: str) -> None:
+    rows = np.array(numbers(ParquetReader(path, ["number"], shuffle_rows=500))[:500])
+    assert len(set(rows[:70] // 70)) > 3
+
+
+def test_an_endless_reader_has_full_batches_and_each_row_once_a_pass(path: str) -> None:
+    reader = ParquetReader(path, ["number"], batch_size=64, epochs=None, size=3, rank=1)
+    with pytest.raises(TypeError):
+        len(reader)
+    batches = iter(reader)
+    rows = np.concatenate([next(batches)["number"] for _ in range(16)])
+    assert len(rows) == 16 * 64
+    passes = [sorted(rows[start : start + reader.rows]) for start in (0, reader.rows, 2 * reader.rows)]
+    assert passes == [list(range(333, 666))] * 3
+    batches.close()  # type: ignore[attr-defined]
+
+
+def test_several_passes_in_one_iteration(path: str) -> None:
+    reader = ParquetReader(path, ["number"], batch_size=64, epochs=2, drop_last=True)
+    assert [len(batch["number"]) for batch in reader] == [64] * (2 * ROWS // 64)
+    assert len(reader) == 2 * ROWS // 64
+
+
+def test_more_ranks_than_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, [numbered(0, 2)])
+    readers = [ParquetReader(path, rank=rank, size=3) for rank in range(3)]
+    assert [numbers(reader) for reader in readers] == [[], [0], [1]]
+    assert [len(reader) for reader in readers] == [0, 1, 1]
+    with pytest.raises(ValueError, match=ends_with(DataCode.NOTHING_TO_REPEAT, "Rank 0 of 3")):
+        ParquetReader(path, rank=0, size=3, epochs=None)
+
+
+def test_a_transformation_gets_each_batch(path: str) -> None:
+    def doubled(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"number": 2 * batch["number"]}
+
+    assert sorted(numbers(ParquetReader(path, transformation_fn=doubled))) == list(range(0, 2 * ROWS, 2))
+    with pytest.raises(ValueError, match=ends_with(DataCode.INVALID_BATCH, "NoneType")):
+        list(ParquetReader(path, transformation_fn=lambda batch: None))  # type: ignore[arg-type, return-value]
+
+
+def test_in_the_background(path: str) -> None:
+    class Reader(AsyncDataLoaderMixin, ParquetReader): ...
+
+    assert numbers(Reader(path=path, async_loader_queue_size=2)) == numbers(ParquetReader(path))
+
+
+def test_no_thread_outlives_an_iteration(path: str) -> None:
+    def threads() -> int:
+        return sum(thread.name == "horovod-data-loader" for thread in threading.enumerate())
+
+    for batch in ParquetReader(path, batch_size=1, epochs=None, workers=3):
+        assert len(batch["number"]) == 1
+        assert threads() == 3
+        break
+    assert threads() == 0
+
+
+def test_on_another_file_system(path: str) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.put(path, "/reader", recursive=True)
+    try:
+        expected = numbers(ParquetReader(path))
+        assert numbers(ParquetReader("memory://reader")) == expected
+        assert numbers(ParquetReader("/reader", filesystem=memory)) == expected
+        assert numbers(ParquetReader(f"file://{path}")) == expected
+    finally:
+        memory.rm("/reader", recursive=True)
+
+
+def test_files_and_partitions(tmp_path: Path) -> None:
+    for day in (1, 2):
+        write(tmp_path / f"day={day}", [numbered(10 * day, 10 * day + 5)])
+    batch = next(iter(ParquetReader(str(tmp_path), ["day", "number"], shuffle=False)))
+    assert batch["day"].tolist() == [1] * 5 + [2] * 5
+    files = sorted(str(file) for file in tmp_path.rglob("*.parquet"))
+    assert numbers(ParquetReader(files, shuffle=False)) == [*range(10, 15), *range(20, 25)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": 0}, {"rank": 2, "size": 2}, {"rank": -1}, {"workers": -1}, {"epochs": 0.5}, {"shuffle_rows": True}],
+    ids=str,
+)
+def test_wrong_arguments(path: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, next(iter(wrong)))):
+        ParquetReader(path, **wrong)
