@@ -54,7 +54,7 @@ def test_every_row_has_one_rank_whatever_the_row_groups(group_rows: list[int], s
     first = np.cumsum([0, *group_rows])
     ranks = [pieces_of(group_rows, rank, size) for rank in range(size)]
     rows = [[int(first[p.group]) + row for p in pieces for row in range(p.start, p.stop)] for pieces in ranks]
-    assert sum(rows, []) == list(range(sum(group_rows)))
+    assert [row for of_rank in rows for row in of_rank] == list(range(sum(group_rows)))
     assert max(map(len, rows)) - min(map(len, rows)) <= 1
     assert all(piece.start < piece.stop for pieces in ranks for piece in pieces)
 
@@ -65,10 +65,10 @@ def test_ranks_together_read_every_row_once_an_epoch(path: str, size: int, how: 
     readers = [ParquetReader(path, batch_size=32, rank=rank, size=size, **how) for rank in range(size)]
     for _epoch in range(2):
         by_rank = [numbers(reader) for reader in readers]
-        assert sorted(sum(by_rank, [])) == list(range(ROWS))
+        assert sorted(row for rows in by_rank for row in rows) == list(range(ROWS))
         assert [len(rows) for rows in by_rank] == [reader.rows for reader in readers]
         if not how.get("shuffle", True):
-            assert sum(by_rank, []) == list(range(ROWS))
+            assert [row for rows in by_rank for row in rows] == list(range(ROWS))
 
 
 def test_rows_stay_whole_and_batches_belong_to_the_caller(path: str) -> None:
