@@ -63,6 +63,21 @@ def to_columns(table: pa.Table, path: str, first_row: int, sparse: Mapping[str, 
     return columns
 
 
+class Shapes:
+    """The shape that the rows of each column have, in all pieces of a reader. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def check(self, columns: Columns, path: str, first_row: int) -> None:
+        """Raises ValueError where rows, read at row `first_row` of `path`, have another shape than those before."""
+        for name, array in columns.items():
+            shape, other = self._first.setdefault(name, (array.shape[1:], path))
+            if shape != array.shape[1:]:
+                said = f"values of the shape {array.shape[1:]}, and {other} has ones of the shape {shape}"
+                raise Place(name, path, first_row).error(DataCode.DIFFERENT_SHAPES, 0, said)
+
+
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array  # more text than one array can hold

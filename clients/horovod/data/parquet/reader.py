@@ -9,7 +9,7 @@ from typing import Any
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.data.data_loader_base import BaseDataLoader
-from horovod.data.parquet.columns import Columns, check_types, to_columns
+from horovod.data.parquet.columns import Columns, Shapes, check_types, to_columns
 from horovod.data.parquet.plan import Order, Piece, pieces_of
 from horovod.data.parquet.row_groups import RowGroups
 from horovod.data.parquet.windows import Batches, joined, rows_in, windows
@@ -108,6 +108,7 @@ class ParquetReader(BaseDataLoader):
         self.total_rows = sum(group_rows)
         self._pieces = pieces_of(group_rows, rank, size)
         self.rows = sum(piece.stop - piece.start for piece in self._pieces)
+        self._shapes = Shapes()
         self._cached: dict[Piece, Columns] | None = {} if cache else None
         if epochs is None and not self.rows:
             said = f"Rank {rank} of {size} has no rows of {self._row_groups.name}, which has {self.total_rows}."
@@ -131,8 +132,8 @@ class ParquetReader(BaseDataLoader):
         return self._batches(order)
 
     def _batches(self, order: Order) -> Iterator[Columns]:
-        streams = [Prefetch(partial(self._decoded, order, worker), _AHEAD) for worker in range(self._workers)]
-        pieces = _in_turn(streams) if streams else self._decoded(order, 0)
+        streams = [Prefetch(partial(self._outcomes, order, worker), _AHEAD) for worker in range(self._workers)]
+        pieces = _in_turn(streams) if streams else map(self._decode, self._pieces_for(order, 0))
         batches = Batches(self.batch_size)
         try:
             for number in self._passes():
@@ -151,10 +152,19 @@ class ParquetReader(BaseDataLoader):
     def _passes(self) -> Iterator[int]:
         return itertools.count() if self.epochs is None else iter(range(self.epochs))
 
-    def _decoded(self, order: Order, worker: int) -> Iterator[Columns]:
-        """The pieces of all passes that fall to a worker, decoded."""
+    def _pieces_for(self, order: Order, worker: int) -> Iterator[Piece]:
+        """The pieces of all passes that a worker decodes."""
         pieces = itertools.chain.from_iterable(order.pieces(number) for number in self._passes())
-        return map(self._decode, itertools.islice(pieces, worker, None, self._workers or 1))
+        return itertools.islice(pieces, worker, None, self._workers or 1)
+
+    def _outcomes(self, order: Order, worker: int) -> Iterator[Columns | Exception]:
+        """The pieces of a worker, decoded, or what was raised for one: nobody may ever come to that piece."""
+        for piece in self._pieces_for(order, worker):
+            try:
+                outcome: Columns | Exception = self._decode(piece)
+            except Exception as error:
+                outcome = error
+            yield outcome
 
     def _decode(self, piece: Piece) -> Columns:
         if self._cached is not None and piece in self._cached:
@@ -162,6 +172,7 @@ class ParquetReader(BaseDataLoader):
         group = self._row_groups.groups[piece.group]
         table = self._row_groups.read(*piece)
         columns = to_columns(table, group.path, group.first_row + piece.start, self._sparse)
+        self._shapes.check(columns, group.path, group.first_row + piece.start)
         if self._cached is not None:
             self._cached[piece] = columns
         return columns
@@ -177,14 +188,16 @@ class ParquetReader(BaseDataLoader):
 
 
 def _in_turn(streams: Sequence[Prefetch]) -> Iterator[Columns]:
-    """The items of the streams in turn, until the first one that has no more."""
+    """The pieces of the streams in turn, until the first stream that has no more; an exception among them is raised."""
     for stream in streams:
         iter(stream)
     for stream in itertools.cycle(streams):
-        try:
-            yield next(stream)
-        except StopIteration:
+        outcome = next(stream, None)
+        if outcome is None:
             return
+        if isinstance(outcome, Exception):
+            raise outcome
+        yield outcome
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
