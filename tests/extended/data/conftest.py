@@ -1,4 +1,4 @@
-"""The reader needs packages that the short tier does not install."""
+"""The reader and the stores need packages that the short tier does not install."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-MISSING = [name for name in ("fsspec", "pyarrow") if importlib.util.find_spec(name) is None]
+MISSING = [name for name in ("fsspec", "pyarrow", "pyspark") if importlib.util.find_spec(name) is None]
 
 if MISSING:
 

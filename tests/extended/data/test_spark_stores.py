@@ -1,0 +1,299 @@
+"""Stores: their paths, that files are there as a whole or not at all, and what processes bring to them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from error_codes import ends_with
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from horovod.base.errors import DataCode, TrainingCode
+from horovod.data import ParquetReader
+from horovod.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
+from horovod.spark.common.store.writing import write_file
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    if request.param == "local":
+        yield Store.create(str(tmp_path / "prefix"))
+        return
+    yield Store.create("memory://bucket/prefix")
+    fsspec.filesystem("memory").rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "prefix"),
+    [("/data/x", "file:///data/x"), ("file:///data/x/", "file:///data/x"), ("s3://bucket/x/", "s3://bucket/x")],
+)
+def test_paths(path: str, prefix: str) -> None:
+    store = Store.create(path)
+    assert type(store) is FilesystemStore
+    assert store.get_train_data_path() == f"{prefix}/intermediate_train_data"
+    assert store.get_val_data_path(3) == f"{prefix}/intermediate_val_data.3"
+    assert store.get_test_data_path() == f"{prefix}/intermediate_test_data"
+    assert store.get_runs_path() == f"{prefix}/runs"
+    assert store.get_run_path("a") == f"{prefix}/runs/a"
+    assert store.get_checkpoint_path("a") == f"{prefix}/runs/a/checkpoint"
+    assert store.get_logs_path("a") == f"{prefix}/runs/a/logs"
+
+
+def test_paths_that_are_given() -> None:
+    store = LocalStore(
+        "/p", train_path="/t", val_path="s3://v", runs_path="r", save_runs=False, checkpoint_filename="last.keras"
+    )
+    assert store.get_train_data_path() == "file:///t"
+    assert store.get_val_data_path(0) == "s3://v.0"
+    assert store.get_runs_path() == f"file://{os.getcwd()}/r"
+    assert store.get_checkpoint_filename() == "last.keras"
+    assert not store.saving_runs()
+    assert store.get_checkpoint_path("a") is store.get_logs_path("a") is None
+    assert LocalStore("/p", checkpoint_filename="x").get_checkpoint_path("a") == "file:///p/runs/a/x"
+
+
+def test_files(store: Store) -> None:
+    path = store.get_checkpoint_path("run")
+    assert path is not None
+    assert not store.exists(path)
+    with pytest.raises(FileNotFoundError):
+        store.read(path)
+    assert store.get_checkpoints("run") == []
+    for text in ("first", "zweite Fassung, größer"):
+        store.write_text(path, text)
+        assert store.exists(path)
+        assert store.read(path).decode() == text
+    store.write(f"{store.get_run_path('run')}/epoch=2.ckpt", b"2")
+    store.write(f"{store.get_run_path('run')}/deep/epoch=1.ckpt", b"1")
+    assert [name.removeprefix(store.get_run_path("run")) for name in store.get_checkpoints("run")] == [
+        "/deep/epoch=1.ckpt",
+        "/epoch=2.ckpt",
+    ]
+    assert store.get_checkpoints("run", "point") == [path]
+
+
+def test_data(store: Store) -> None:
+    path = store.get_train_data_path(0)
+    assert not store.is_parquet_dataset(path)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": np.arange(10)}), sink)
+    store.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
+    assert store.is_parquet_dataset(path)
+    assert store.get_parquet_dataset(path).read().num_rows == 10
+    remote = store.to_remote("run", 0)
+    (batch,) = ParquetReader(remote.train_data_path, storage_options=remote.storage_options, shuffle=False)
+    assert batch["x"].tolist() == list(range(10))
+    store.write(f"{store.get_val_data_path()}/part-0.parquet", b"no Parquet")
+    assert not store.is_parquet_dataset(store.get_val_data_path())
+
+
+def test_processes_bring_their_files(store: Store) -> None:
+    remote = pickle.loads(pickle.dumps(store.to_remote("run", None)))
+    assert (remote.run_path, remote.train_data_path) == (store.get_run_path("run"), store.get_train_data_path())
+    with remote.get_local_output_dir() as folder:
+        checkpoint, log = Path(folder, remote.checkpoint_filename), Path(folder, remote.logs_subdir, "events")
+        log.parent.mkdir()
+        checkpoint.write_text("1")
+        log.write_text("a")
+        remote.sync(folder)
+        assert (store.read(remote.checkpoint_path), store.read(f"{remote.logs_path}/events")) == (b"1", b"a")
+        store.write_text(remote.checkpoint_path, "not brought again")
+        log.write_text("ab")
+        remote.sync(folder)
+        assert store.read(f"{remote.logs_path}/events") == b"ab"
+        assert store.read(remote.checkpoint_path) == b"not brought again"
+    assert not os.path.exists(folder)
+
+
+class Fails:
+    """Lets go of half of the content, then raises."""
+
+    def __init__(self, error: type[BaseException] = OSError) -> None:
+        self.error = error
+
+    def fsync(self, descriptor: int) -> None:
+        os.truncate(descriptor, 1)
+        raise self.error("the disk is full")
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_a_write_that_fails_leaves_the_earlier_file_on_a_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    store = LocalStore(str(tmp_path))
+    path = f"{tmp_path}/runs/a/checkpoint"
+    store.write_text(path, "earlier")
+    monkeypatch.setattr(os, "fsync", Fails(error).fsync)
+    with pytest.raises(error):
+        store.write_text(path, "later")
+    monkeypatch.undo()
+    assert [(file.name, file.read_text()) for file in Path(path).parent.iterdir()] == [("checkpoint", "earlier")]
+
+
+class Renaming(MemoryFileSystem):  # type: ignore[misc]
+    """A file system whose uploads are visible while they go on, and which renames onto no file, as HDFS."""
+
+    protocol = "renaming"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    cachable = False
+    fails = False
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
+        super().pipe_file(path, value[: len(value) // 2] if self.fails else value, **kwargs)
+        if self.fails:
+            raise OSError("the connection is gone")
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
+        if self.exists(path2):
+            raise OSError("it exists")
+        super().mv(path1, path2, **kwargs)
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_where_uploads_are_visible() -> None:
+    files = Renaming()
+    for content in (b"earlier", b"late"):
+        write_file(files, "/run/checkpoint", content)
+    files.fails = True
+    with pytest.raises(OSError, match="the connection is gone"):
+        write_file(files, "/run/checkpoint", b"later")
+    assert files.find("/run") == ["/run/checkpoint"]
+    assert files.cat_file("/run/checkpoint") == b"late"
+
+
+@pytest.mark.parametrize(
+    ("given", "how", "cluster", "prefix"),
+    [
+        ("hdfs://namenode:8020/p", {}, ("namenode", 8020), "hdfs://namenode:8020/p"),
+        ("hdfs://nameservice/p/", {}, ("nameservice", 0), "hdfs://nameservice/p"),
+        ("hdfs:///p", {}, ("default", 0), "hdfs:///p"),
+        ("/p", {}, ("default", 0), "hdfs:///p"),
+        ("/p", {"host": "namenode", "port": 8020}, ("namenode", 8020), "hdfs://namenode:8020/p"),
+        ("hdfs://namenode/p", {"host": "namenode", "port": 8020}, ("namenode", 8020), "hdfs://namenode:8020/p"),
+    ],
+)
+def test_paths_of_hdfs(given: str, how: dict[str, Any], cluster: tuple[str, int], prefix: str) -> None:
+    store = HDFSStore(given, **how, train_path="/train")
+    assert store.prefix_path == prefix
+    assert (store._hdfs_kwargs["host"], store._hdfs_kwargs["port"]) == cluster
+    assert store.get_val_data_path() == f"{prefix}/intermediate_val_data"
+    assert store.get_localized_path(store.get_val_data_path()) == "/p/intermediate_val_data"
+    assert store.get_train_data_path(1) == f"{store.path_prefix}/train.1"
+    if given.startswith("hdfs:"):
+        assert isinstance(Store.create(given, **how), HDFSStore)
+
+
+@pytest.mark.parametrize(
+    ("given", "how"),
+    [
+        ("s3://bucket/p", {}),
+        ("file:///p", {}),
+        ("hdfs://namenode:port/p", {}),
+        ("hdfs://namenode", {}),
+        ("relative", {}),
+        ("hdfs://namenode:8020/p", {"host": "other"}),
+        ("hdfs://namenode:8020/p", {"port": 9000}),
+        ("hdfs://namenode:8020/p", {"train_path": "hdfs://other:8020/t"}),
+        ("hdfs:///p", {"runs_path": "hdfs://namenode/r"}),
+    ],
+    ids=str,
+)
+def test_wrong_paths_of_hdfs(given: str, how: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH)):
+        HDFSStore(given, **how)
+
+
+def test_hdfs_without_hadoop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "driver")):
+        HDFSStore("/p", driver="libhdfs3")
+    monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nowhere")
+    monkeypatch.setenv("HADOOP_HOME", "/nowhere")
+    with pytest.raises(OSError, match=ends_with(DataCode.MISSING_DATA_PACKAGE)):
+        HDFSStore("hdfs://namenode:8020/p").exists("/p")
+
+
+def test_processes_upload_to_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over one connection, only what has changed, and as open files."""
+    uploads: list[tuple[str, bytes]] = []
+    connections = []
+
+    class Files:
+        def __init__(self) -> None:
+            connections.append(self)
+
+        def upload(self, path: str, file: Any) -> None:
+            uploads.append((path, file.read()))
+
+    store = HDFSStore("hdfs://namenode:8020/p")
+    monkeypatch.setattr(store, "_get_filesystem_fn", lambda: Files)
+    sync = store.sync_fn("run")
+    for number, expected in ((1, ["a", "logs/b"]), (2, ["a"])):
+        (tmp_path / "logs").mkdir(exist_ok=True)
+        (tmp_path / "a").write_text(f"{number}" * number)
+        if number == 1:
+            (tmp_path / "logs/b").touch()
+        sync(str(tmp_path))
+        assert sorted(path for path, _ in uploads) == [f"/p/runs/run/{name}" for name in expected]
+        uploads.clear()
+    sync(str(tmp_path))
+    assert not uploads
+    assert len(connections) == 1
+
+
+def test_hdfs_by_a_file_system_that_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[dict[str, Any]] = []
+
+    def filesystem(protocol: str, **options: Any) -> LocalFileSystem:
+        made.append({"protocol": protocol, **options})
+        return LocalFileSystem()
+
+    monkeypatch.setattr(fsspec, "filesystem", filesystem)
+    store = HDFSStore(f"hdfs://namenode:8020{tmp_path}", user="trainer", extra_conf={"dfs.replication": "1"})
+    store.write_text(f"{store.get_run_path('run')}/last.ckpt", "x")
+    assert store.get_checkpoints("run") == [f"hdfs://namenode:8020{tmp_path}/runs/run/last.ckpt"]
+    output = tmp_path / "output"
+    output.mkdir()
+    (output / "checkpoint").write_text("1")
+    store.sync_fn("run")(str(output))
+    assert store.read(f"{tmp_path}/runs/run/checkpoint") == b"1"
+    options = {"host": "namenode", "port": 8020, "user": "trainer", "kerb_ticket": None}
+    assert made[0] == {"protocol": "hdfs", **options, "extra_conf": {"dfs.replication": "1"}} == made[1]
+
+
+@pytest.mark.parametrize("path", ["/dbfs/a/b", "dbfs:/a/b", "file:/dbfs/a/b", "file:///dbfs/a/b"])
+def test_databricks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
+    if path.startswith("dbfs"):
+        with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, path)):
+            Store.create(path)
+    else:
+        assert type(Store.create(path)) is FilesystemStore
+    monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "16.4")
+    store = Store.create(path)
+    assert isinstance(store, DBFSLocalStore)
+    assert DBFSLocalStore.normalize_path(path) == "/dbfs/a/b"
+    assert store.get_train_data_path() == "file:///dbfs/a/b/intermediate_train_data"
+    assert store.get_checkpoint_filename() == "checkpoint.tf"
+    assert store.get_checkpoint_path("run") == "file:///dbfs/a/b/runs/run/checkpoint.tf"
+
+
+@pytest.mark.parametrize("path", ["dbfs://a/b", "/tmp/a", "s3://a"])
+def test_databricks_wants_its_own_paths(path: str) -> None:
+    with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, path)):
+        DBFSLocalStore(path)
+
+
+def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ImportError, match=ends_with(DataCode.MISSING_DATA_PACKAGE, "dropbox://a")):
+        Store.create("dropbox://a").exists("dropbox://a")
+    with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, "nosuch")):
+        Store.create("nosuch://a").exists("nosuch://a")
