@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,17 @@ def test_the_order_is_a_function_of_seed_and_epoch(path: str) -> None:
     resumed.set_epoch(1)
     assert [numbers(resumed), numbers(resumed)] == epochs[1:]
     assert numbers(ParquetReader(path, ["number"], seed=1)) != epochs[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"epochs": None}, {"shuffle": False}, {"epochs": 3, "workers": 0}], ids=str)
+def test_beginning_in_the_middle_of_an_epoch(path: str, how: dict[str, Any]) -> None:
+    reader = ParquetReader(path, ["number"], batch_size=30, rank=1, size=2, shuffle_rows=100, **how)
+    for skipped in (0, 1, 3, 14, 17, 40):
+        reader.set_epoch(2)
+        undisturbed = [batch["number"].tolist() for batch in itertools.islice(reader, 45)]
+        reader.set_epoch(2, batches=skipped)
+        assert [batch["number"].tolist() for batch in itertools.islice(reader, 45 - skipped)] == undisturbed[skipped:]
+    assert reader.epoch == 3
 
 
 def test_rows_of_several_row_groups_are_mixed(path: str) -> None:

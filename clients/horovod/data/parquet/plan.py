@@ -8,7 +8,8 @@ the last) for only a part of their rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,10 @@ class Piece(NamedTuple):
     group: int
     start: int
     stop: int
+
+    @property
+    def rows(self) -> int:
+        return self.stop - self.start
 
 
 def rows_of(total: int, rank: int, size: int) -> range:
@@ -47,27 +52,61 @@ def pieces_of(group_rows: Sequence[int], rank: int, size: int) -> list[Piece]:
     return pieces
 
 
-class Order:
-    """The order of a rank's pieces and rows in passes over them, a function of seed, epoch and the pass alone.
+class Window(NamedTuple):
+    """Pieces whose rows are shuffled together: window `place` of pass `number` over a rank's rows."""
 
-    An epoch has one pass, or several where the reader repeats its rows. So a run that begins again at an epoch gets the
-    batches that it would have got without the interruption.
+    number: int
+    place: int
+    pieces: tuple[Piece, ...]
+    rows: int
+
+
+class Order:
+    """The order of a rank's pieces and rows, a function of seed, epoch and the place in the epoch alone.
+
+    An epoch has one pass over the rows, or several where the reader repeats them. So a run that begins again somewhere
+    gets the batches that it would have got without the interruption, and what it skips need not be read.
+
+    Args:
+        pieces: those of the rank.
+        window_rows: how many rows a window has at least, unless its pass has no more; 0 where rows are not shuffled.
     """
 
-    def __init__(self, pieces: Sequence[Piece], seed: int, epoch: int, shuffles: bool) -> None:
+    def __init__(self, pieces: Sequence[Piece], window_rows: int, seed: int, epoch: int, shuffles: bool) -> None:
         self._pieces = pieces
+        self._window_rows = window_rows if shuffles else 0
         self._key = (seed, epoch)
         self._shuffles = shuffles
 
-    def pieces(self, number: int) -> Iterator[Piece]:
-        """The pieces in the order of pass `number`."""
-        if not self._shuffles:
-            return iter(self._pieces)
-        return (self._pieces[place] for place in self._generator(number, 0).permutation(len(self._pieces)))
+    def windows(self, passes: int | None, skip: int) -> Iterator[tuple[Window, int]]:
+        """The windows of so many passes (None: without end), without the first `skip` rows; with each the number of its
+        rows that are still to be skipped.
+        """
+        if not self._pieces:
+            return
+        first, skip = divmod(skip, sum(piece.rows for piece in self._pieces))
+        for number in itertools.count(first) if passes is None else range(first, passes):
+            for window in self._of_pass(number):
+                if skip < window.rows:
+                    yield window, skip
+                skip = max(0, skip - window.rows)
 
-    def rows(self, number: int, window: int, rows: int) -> np.ndarray | None:
-        """A permutation of the `rows` of a window of pass `number`; None where they keep their order."""
-        return self._generator(number, 1, window).permutation(rows) if self._shuffles else None
+    def _of_pass(self, number: int) -> Iterator[Window]:
+        places: Iterable[int] = range(len(self._pieces))
+        if self._shuffles:
+            places = self._generator(number, 0).permutation(len(self._pieces))
+        gathered: list[Piece] = []
+        rows = window = 0
+        for left, place in zip(range(len(self._pieces) - 1, -1, -1), places, strict=True):
+            gathered.append(self._pieces[place])
+            rows += gathered[-1].rows
+            if rows >= self._window_rows or not left:
+                yield Window(number, window, tuple(gathered), rows)
+                gathered, rows, window = [], 0, window + 1
+
+    def rows(self, window: Window) -> np.ndarray | None:
+        """A permutation of the rows of a window; None where they keep their order."""
+        return self._generator(window.number, 1, window.place).permutation(window.rows) if self._shuffles else None
 
     def _generator(self, *key: int) -> np.random.Generator:
         return np.random.default_rng((*self._key, *key))

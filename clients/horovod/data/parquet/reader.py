@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.data.data_loader_base import BaseDataLoader
 from horovod.data.parquet.columns import Columns, Shapes, check_types, to_columns
 from horovod.data.parquet.plan import Order, Piece, pieces_of
 from horovod.data.parquet.row_groups import RowGroups
-from horovod.data.parquet.windows import Batches, joined, rows_in, windows
+from horovod.data.parquet.windows import Batches, cut, joined
 from horovod.data.prefetch import Prefetch
 
 # Pieces that a thread has decoded and nobody has taken yet, besides the one that it is decoding.
@@ -96,6 +98,7 @@ class ParquetReader(BaseDataLoader):
         self.batch_size = batch_size
         self.epochs = epochs
         self.epoch = 0
+        self._skip = 0  # batches of that epoch
         self._shuffle, self._shuffle_rows, self._seed = shuffle, shuffle_rows, seed
         self._drop_last = drop_last or epochs is None
         self._transform = transformation_fn
@@ -107,7 +110,7 @@ class ParquetReader(BaseDataLoader):
         group_rows = [group.rows for group in self._row_groups.groups]
         self.total_rows = sum(group_rows)
         self._pieces = pieces_of(group_rows, rank, size)
-        self.rows = sum(piece.stop - piece.start for piece in self._pieces)
+        self.rows = sum(piece.rows for piece in self._pieces)
         self._shapes = Shapes()
         self._cached: dict[Piece, Columns] | None = {} if cache else None
         if epochs is None and not self.rows:
@@ -121,27 +124,39 @@ class ParquetReader(BaseDataLoader):
         rows = self.rows * self.epochs
         return rows // self.batch_size if self._drop_last else -(-rows // self.batch_size)
 
-    def set_epoch(self, epoch: int) -> None:
-        """The next iteration has the order of this epoch, the one after it that of the following epoch."""
+    def set_epoch(self, epoch: int, batches: int = 0) -> None:
+        """The next iteration is this epoch, the one after it the following epoch.
+
+        With `batches` it begins behind so many batches of the epoch, which are not read: those that a training which
+        stopped in the middle of the epoch has had.
+        """
         _check_number("epoch", epoch, 0)
+        _check_number("batches", batches, 0)
         self.epoch = epoch
+        self._skip = batches
 
     def _iterate(self) -> Iterator[Columns]:
-        order = Order(self._pieces, self._seed, self.epoch, self._shuffle)
-        self.epoch += 1
-        return self._batches(order)
+        order = Order(self._pieces, self._shuffle_rows, self._seed, self.epoch, self._shuffle)
+        skip = self._skip * self.batch_size
+        self.epoch, self._skip = self.epoch + 1, 0
+        return self._batches(order, skip)
 
-    def _batches(self, order: Order) -> Iterator[Columns]:
-        streams = [Prefetch(partial(self._outcomes, order, worker), _AHEAD) for worker in range(self._workers)]
-        pieces = _in_turn(streams) if streams else map(self._decode, self._pieces_for(order, 0))
+    def _batches(self, order: Order, skip: int) -> Iterator[Columns]:
+        def of_worker(number: int) -> Iterator[Piece]:
+            pieces = (piece for window, _ in order.windows(self.epochs, skip) for piece in window.pieces)
+            return itertools.islice(pieces, number, None, self._workers or 1)
+
+        streams = [Prefetch(partial(self._outcomes, of_worker(number)), _AHEAD) for number in range(self._workers)]
+        pieces = _in_turn(streams) if streams else map(self._decode, of_worker(0))
         batches = Batches(self.batch_size)
         try:
-            for number in self._passes():
-                of_pass = itertools.islice(pieces, len(self._pieces))
-                for place, window in enumerate(windows(of_pass, self._shuffle_rows if self._shuffle else 0)):
-                    rows = sum(rows_in(piece) for piece in window)
-                    for batch in batches.of(joined(window, order.rows(number, place, rows))):
-                        yield self._transformed(batch)
+            for window, skipped in order.windows(self.epochs, skip):
+                of_window = list(itertools.islice(pieces, len(window.pieces)))
+                if len(of_window) < len(window.pieces):
+                    return  # the interpreter exits, and has ended the threads
+                rows = joined(of_window, order.rows(window))
+                for batch in batches.of(cut(rows, skipped, window.rows)):
+                    yield self._transformed(batch)
             if not self._drop_last:
                 for batch in batches.rest():
                     yield self._transformed(batch)
@@ -149,17 +164,9 @@ class ParquetReader(BaseDataLoader):
             for stream in streams:
                 stream.close()
 
-    def _passes(self) -> Iterator[int]:
-        return itertools.count() if self.epochs is None else iter(range(self.epochs))
-
-    def _pieces_for(self, order: Order, worker: int) -> Iterator[Piece]:
-        """The pieces of all passes that a worker decodes."""
-        pieces = itertools.chain.from_iterable(order.pieces(number) for number in self._passes())
-        return itertools.islice(pieces, worker, None, self._workers or 1)
-
-    def _outcomes(self, order: Order, worker: int) -> Iterator[Columns | Exception]:
-        """The pieces of a worker, decoded, or what was raised for one: nobody may ever come to that piece."""
-        for piece in self._pieces_for(order, worker):
+    def _outcomes(self, pieces: Iterator[Piece]) -> Iterator[Columns | Exception]:
+        """The pieces, decoded, or what was raised for one: nobody may ever come to that piece."""
+        for piece in pieces:
             try:
                 outcome: Columns | Exception = self._decode(piece)
             except Exception as error:
@@ -188,7 +195,7 @@ class ParquetReader(BaseDataLoader):
 
 
 def _in_turn(streams: Sequence[Prefetch]) -> Iterator[Columns]:
-    """The pieces of the streams in turn, until the first stream that has no more; an exception among them is raised."""
+    """The pieces of the streams in turn; an exception among them is raised."""
     for stream in streams:
         iter(stream)
     for stream in itertools.cycle(streams):
@@ -201,7 +208,7 @@ def _in_turn(streams: Sequence[Prefetch]) -> Iterator[Columns]:
 
 
 def _check_number(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise _invalid(f"{name} must be a number from {least} on, not {value!r}")
 
 
