@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from error_codes import ends_with
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.arrow import HadoopFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from horovod.base.errors import DataCode, TrainingCode
@@ -249,24 +250,41 @@ def test_processes_upload_to_hdfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(connections) == 1
 
 
-def test_hdfs_by_a_file_system_that_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hdfs_on_a_disk_that_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but libhdfs itself is what it is with Hadoop: fsspec, and pyarrow's file systems below it."""
     made: list[dict[str, Any]] = []
 
-    def filesystem(protocol: str, **options: Any) -> LocalFileSystem:
-        made.append({"protocol": protocol, **options})
-        return LocalFileSystem()
+    def hadoop(**options: Any) -> pa.fs.FileSystem:
+        made.append(options)
+        return pa.fs.LocalFileSystem()
 
-    monkeypatch.setattr(fsspec, "filesystem", filesystem)
-    store = HDFSStore(f"hdfs://namenode:8020{tmp_path}", user="trainer", extra_conf={"dfs.replication": "1"})
-    store.write_text(f"{store.get_run_path('run')}/last.ckpt", "x")
-    assert store.get_checkpoints("run") == [f"hdfs://namenode:8020{tmp_path}/runs/run/last.ckpt"]
+    monkeypatch.setattr(pa.fs, "HadoopFileSystem", hadoop)
+    HadoopFileSystem.clear_instance_cache()
+    prefix = f"hdfs://namenode:8020{tmp_path}"
+    store = HDFSStore(prefix, user="trainer", extra_conf={"dfs.replication": "1"})
+    for text in ("earlier", "later"):
+        store.write_text(f"{store.get_run_path('run')}/last.ckpt", text)
+    assert store.get_checkpoints("run") == [f"{prefix}/runs/run/last.ckpt"]
+    assert store.read(store.get_checkpoints("run")[0]) == b"later"
+
     output = tmp_path / "output"
     output.mkdir()
     (output / "checkpoint").write_text("1")
-    store.sync_fn("run")(str(output))
-    assert store.read(f"{tmp_path}/runs/run/checkpoint") == b"1"
-    options = {"host": "namenode", "port": 8020, "user": "trainer", "kerb_ticket": None}
-    assert made[0] == {"protocol": "hdfs", **options, "extra_conf": {"dfs.replication": "1"}} == made[1]
+    remote = pickle.loads(pickle.dumps(store.to_remote("run", None)))
+    remote.sync(str(output))
+    assert remote.checkpoint_path
+    assert store.read(remote.checkpoint_path) == b"1"
+
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"x": np.arange(10)}), sink)
+    store.write(f"{store.get_train_data_path()}/part-0.parquet", sink.getvalue().to_pybytes())
+    assert store.is_parquet_dataset(store.get_train_data_path())
+    (batch,) = ParquetReader(remote.train_data_path, storage_options=remote.storage_options, shuffle=False)
+    assert batch["x"].tolist() == list(range(10))
+    for options in made:
+        assert (options["host"], options["port"], options["user"]) == ("namenode", 8020, "trainer")
+        assert options["extra_conf"] == {"dfs.replication": "1"}
+    HadoopFileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize("path", ["/dbfs/a/b", "dbfs:/a/b", "file:/dbfs/a/b", "file:///dbfs/a/b"])

@@ -155,9 +155,9 @@ class FilesystemStore(AbstractFilesystemStore):
         return "file://" + os.path.abspath(os.path.expanduser(path.removeprefix("file:")))
 
     def _make_fs(self) -> Any:
-        import fsspec
-
         try:
+            import fsspec
+
             return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
         except ImportError as error:
             raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{self.prefix_path}: {error}")) from error

@@ -126,11 +126,11 @@ class _Uploads:
 
 
 def _hadoop(options: Mapping[str, Any]) -> Any:
-    import fsspec
-
     try:
+        import fsspec
+
         return fsspec.filesystem("hdfs", **options)
-    except OSError as error:  # no libhdfs, no Java, no Hadoop
+    except (ImportError, OSError) as error:  # no fsspec or pyarrow; no libhdfs, no Java, no Hadoop
         sentence = f"HDFS can't be used on this host: {error}"
         raise OSError(coded(DataCode.MISSING_DATA_PACKAGE, sentence)) from error
 
