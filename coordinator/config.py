@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import SettingCode, coded
@@ -11,7 +11,7 @@ from horovod.base.errors import SettingCode, coded
 from .core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
 from .exposure import TLS_ADVICE
 from .limits import Limits
-from .services.exchange import Exchange
+from .services.exchange import Service
 from .store import MemoryStore, Store
 from .tls import ServerTls
 
@@ -28,7 +28,7 @@ class CoordinatorConfig:
     tls: the certificate by which members know the coordinator, and whose members it takes.
     tls_advice: the end of the warning of a token that travels in the clear: how to get TLS.
     open_store: what it opens is closed with the coordinator.
-    exchange: what ranks of horovod.run fetch and deliver here.
+    services: what else is served here, such as the way of a function to the ranks of horovod.run.
     web_listen: where to show the pages of web/server.py; None: nowhere.
     web_token: asked for by all pages but the probes'; needed where other hosts can connect.
     web_tls: shows the pages over HTTPS, with the certificate of `tls`.
@@ -43,7 +43,7 @@ class CoordinatorConfig:
     tls: ServerTls | None = None
     tls_advice: str = TLS_ADVICE
     open_store: Callable[[], Store] = MemoryStore
-    exchange: Exchange | None = None
+    services: Sequence[Service] = ()
     web_listen: str | None = None
     web_token: str | None = field(default=None, repr=False)
     web_tls: bool = False

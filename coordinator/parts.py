@@ -124,8 +124,7 @@ def add_services(
     add_call_to_server(server, "horovod.v1.Agents", "Connected", agents.Connected, ConnectedRequest)
     add_jobs_to_server(server, JobsService(cluster, access, sending))
     add_health_to_server(ready, server)
-    if config.exchange is not None:
-        server.add_generic_rpc_handlers((config.exchange.handler(access),))
+    server.add_generic_rpc_handlers(tuple(one.handler(access) for one in config.services))
 
 
 def _token_for(token: str | None, job: str) -> str:

@@ -19,6 +19,7 @@ from horovod.protos.v1.story_pb2 import StoryEntry
 
 from .address import ListenAddress, reason_of
 from .config import CoordinatorConfig
+from .core.ending import RankEnded
 from .core.rates import RateLimits, Rates
 from .core.world.overview import JobOverview
 from .exposure import check_exposure, check_web_exposure
@@ -160,6 +161,11 @@ class CoordinatorServer:
         if self._hub is not None:
             self._hub.give_up(job, sentence)
 
+    def rank_ended(self, ended: RankEnded) -> None:
+        """As `Membership.rank_ended` (core/world/membership.py)."""
+        if self._hub is not None:
+            self._hub.rank_ended(ended)
+
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""
         return self._hub is None or await self._hub.wait_until_empty(timeout_s)
@@ -266,6 +272,12 @@ class EmbeddedCoordinator:
         if self._thread is not None and self._server is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
                 self._loop.call_soon_threadsafe(self._server.give_up, job, sentence)
+
+    def rank_ended(self, ended: RankEnded) -> None:
+        """For a launcher in this process, from any of its threads: evidence for the world of the process."""
+        if self._thread is not None and self._server is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # as above
+                self._loop.call_soon_threadsafe(self._server.rank_ended, ended)
 
     def stop(self, grace: float = STOP_GRACE_S) -> None:
         """Idempotent."""

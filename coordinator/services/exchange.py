@@ -9,7 +9,7 @@ Bytes in pieces; what they mean is the business of both ends (clients/horovod/la
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -20,6 +20,13 @@ _SERVICE = "horovod.v1.Exchange"
 FETCH, DELIVER = f"/{_SERVICE}/Fetch", f"/{_SERVICE}/Deliver"
 JOB, RANK = "horovod-job", "horovod-rank"  # keys in the metadata of a call
 PIECE_BYTES = 1 << 20
+
+
+class Service(Protocol):
+    """What a launcher serves beside its coordinator."""
+
+    def handler(self, access: Access) -> grpc.GenericRpcHandler:
+        """The handler to add to a gRPC server."""
 
 
 class Exchange:

@@ -19,7 +19,7 @@ CONTENT = bytes(range(256)) * (PIECE_BYTES // 256 * 2) + b"the rest"
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Exchange, grpc.Channel]]:
     exchange = Exchange(CONTENT)
-    coordinator = EmbeddedCoordinator(token=TOKEN, exchange=exchange)
+    coordinator = EmbeddedCoordinator(token=TOKEN, services=[exchange])
     with coordinator, grpc.insecure_channel(coordinator.address) as channel:
         yield exchange, channel
 
@@ -70,7 +70,7 @@ def test_a_coordinator_that_is_a_service_has_no_such_methods() -> None:
 
 def test_of_processes_that_replaced_each_other_the_last_one_counts() -> None:
     exchange = Exchange(CONTENT, replaced=True)
-    coordinator = EmbeddedCoordinator(token=TOKEN, exchange=exchange)
+    coordinator = EmbeddedCoordinator(token=TOKEN, services=[exchange])
     with coordinator, grpc.insecure_channel(coordinator.address) as channel:
         for rank, content in ((0, b"failed"), (1, b"done"), (0, b"done later")):
             channel.stream_unary(DELIVER)(iter([content]), **told(TOKEN, rank=rank))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.launch.ssh.run_certificate import SERVER_NAME, RunCertificate, run_certificate
+from horovod.launch.run_certificate import SERVER_NAME, RunCertificate, run_certificate
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.session import Session

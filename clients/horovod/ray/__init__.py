@@ -12,7 +12,7 @@ Ray places, starts and watches the processes; Horovod gives them ranks, a coordi
     RayExecutor (runner.py)      what users call; under Ray Client the rest is in an actor of the cluster
       StaticAdapter (static.py)  one set of workers: starts, calls, failures
         strategy.py              where actors are placed
-        own_coordinator.py       the coordinator, in the process that has the adapter
+        launch/own_coordinator   the coordinator, in the process that has the adapter
         worker.py                one actor, one rank
 """
 

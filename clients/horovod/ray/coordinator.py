@@ -7,10 +7,12 @@ from collections import defaultdict
 from typing import Any
 
 import ray
+import ray.util
 
 from horovod.base.settings import resolve, variables
-from horovod.ray.own_coordinator import OwnCoordinator
-from horovod.ray.places import host_names, job_environment, seated
+from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.ray.places import host_names, seated
 
 _OF_PLACE = ("cross_rank", "cross_size", "local_rank", "local_size")
 
@@ -77,7 +79,8 @@ class Coordinator:
         environ = job_environment(os.environ, {}, self.settings.timeout_s, nics)
         nodes = set(self.node_id_by_rank.values())
         one_node = nodes == {str(ray.get_runtime_context().get_node_id())}
-        self._running = OwnCoordinator(resolve(environ), one_node, nics, with_tls=False)
+        here = None if one_node else str(ray.util.get_node_ip_address())
+        self._running = OwnCoordinator(resolve(environ), here, nics, with_tls=False)
         return environ | variables(coordinator=self._running.address, token=self._running.token)
 
     def shutdown(self) -> None:

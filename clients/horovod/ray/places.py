@@ -1,28 +1,14 @@
-"""Which rank each actor is, on which host, and what its environment says. Pure: all that is known is an argument."""
+"""Which rank each actor is, and on which host. Pure: all that is known is an argument."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from horovod.base.settings import ROWS, SETTINGS, variables
 from horovod.coordinator.core.ranks import Place, Seat, assign
 
 _SHORTEST = 4  # digits of a node's id behind its host's name
-
-# Settings of the driver that are not for its executors: its own place in some world, and other coordinators.
-_NOT_PASSED_ON = {
-    *(setting.env for setting in SETTINGS if setting.launcher),
-    *(
-        ROWS[name].env
-        for name in (
-            *("coordinator", "token", "token_file", "tls_ca", "tls_cert", "tls_key", "tls_server_name"),
-            *("size", "min_size", "max_size"),
-        )
-    ),
-}
-_FOR_COORDINATORS = {ROWS[name].env for name in ("job", "web_listen", "web_token_file")}  # and not for workers
 
 
 @dataclass(frozen=True)
@@ -66,21 +52,3 @@ def visible_gpus(of_ranks: Sequence[Sequence[str]]) -> list[str]:
     ['0', '2', '1', '3']
     """
     return [gpu for turn in zip_longest(*of_ranks) for gpu in turn if gpu is not None]
-
-
-def of_driver(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings in the driver's environment that are for its executors: for their workers or their coordinators."""
-    return {
-        name: value for name, value in environ.items() if name.startswith("HOROVOD_") and name not in _NOT_PASSED_ON
-    }
-
-
-def job_environment(
-    environ: Mapping[str, str], extra: Mapping[str, object], timeout_s: float, nics: Sequence[str] = ()
-) -> dict[str, str]:
-    """The environment that all workers share. environ: that of the driver. extra: variables that the user adds."""
-    found = variables(start_timeout_seconds=timeout_s)
-    if nics:
-        found |= variables(network_interfaces=tuple(nics))
-    found |= {name: value for name, value in of_driver(environ).items() if name not in _FOR_COORDINATORS}
-    return found | {name: str(value) for name, value in extra.items()}

@@ -12,9 +12,9 @@ import ray
 from ray.util.client import ray as ray_client
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.launch.job_environment import of_driver
 from horovod.ray.callbacks import Callback, Callbacks
 from horovod.ray.coordinator import Coordinator
-from horovod.ray.places import of_driver
 from horovod.ray.settings import MiniSettings
 from horovod.ray.static import StaticAdapter, StaticParams
 from horovod.ray.worker import BaseHorovodWorker

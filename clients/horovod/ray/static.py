@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.util
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.settings import ROWS, resolve, variables
+from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
 from horovod.ray.calls import Call
-from horovod.ray.own_coordinator import OwnCoordinator
-from horovod.ray.places import job_environment, seated, visible_gpus
+from horovod.ray.places import seated, visible_gpus
 from horovod.ray.strategy import ColocatedStrategy, PGStrategy
 from horovod.ray.worker import described
 from horovod.worker.rank_environment import JobOnHost, rank_environment
@@ -85,7 +87,8 @@ class StaticAdapter(Adapter):
         self.workers = [self.workers[seat.actor] for seat in seats]
         self._hosts = [seat.host for seat in seats]
         one_node = {one.node_id for one in there} == {ray.get_runtime_context().get_node_id()}
-        coordinator = self._coordinator = OwnCoordinator(settings, one_node, self._nics)
+        here = None if one_node else str(ray.util.get_node_ip_address())
+        coordinator = self._coordinator = OwnCoordinator(settings, here, self._nics)
         told = []
         for worker, seat in zip(self.workers, seats, strict=True):
             on = JobOnHost(

@@ -19,12 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+import ray.util
 from ray.train.backend import Backend, BackendConfig
 
 from horovod.base.settings import ROWS, resolve
 from horovod.coordinator.core.ranks import Seat, assign
-from horovod.ray.own_coordinator import OwnCoordinator
-from horovod.ray.places import host_names, job_environment
+from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.ray.places import host_names
 from horovod.ray.worker import Reported, enter, leave_world, whereabouts
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
@@ -68,7 +70,8 @@ class HorovodBackend(Backend):
         places = assign(seats)  # ranks are Ray's
         assert not isinstance(places, str)
         one_node = {node for node, _ in there} == {str(ray.get_runtime_context().get_node_id())}
-        coordinator = self._coordinator = OwnCoordinator(resolve({**given, **environ}), one_node, nics)
+        here = None if one_node else str(ray.util.get_node_ip_address())
+        coordinator = self._coordinator = OwnCoordinator(resolve({**given, **environ}), here, nics)
         job = self._job = given.get(ROWS["job"].env) or ROWS["job"].default
         told = []
         for place, seat in zip(places, seats, strict=True):

@@ -13,10 +13,9 @@ import ray
 
 from horovod.base.errors import without_code
 from horovod.base.settings import variables
+from horovod.launch.job_environment import of_another, trusting
 from horovod.ray import ray_logger
 
-# Variables by which launchers tell a process its place. An actor inherits those of whoever has started Ray.
-_OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
 _REASON_LENGTH = 200
 
 
@@ -115,14 +114,10 @@ def enter(environ: Mapping[str, str], certificate: str = "", server_name: str | 
     certificate: by which the coordinator is known, in PEM. "": without TLS.
     """
     given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-    for name in [name for name in os.environ if name.startswith(_OF_LAUNCHERS) and name not in given]:
+    for name in [name for name in of_another(os.environ) if name not in given]:
         del os.environ[name]
     os.environ.update(environ)
-    if certificate:
-        # A file without a name, since no file with one would be removed when the process is killed.
-        descriptor = os.memfd_create("horovod-certificate")
-        os.write(descriptor, certificate.encode())
-        os.environ.update(variables(tls_ca=f"/proc/self/fd/{descriptor}", tls_server_name=server_name))
+    os.environ.update(trusting(certificate, server_name)[0])
 
 
 class Reported:

@@ -31,6 +31,7 @@ from horovod.launch.console.terminal import terminal_size
 from horovod.launch.elastic.request import Supply
 from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.observed import pages_of, traced
+from horovod.launch.run_certificate import ADVICE, run_certificate
 from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.launch.ssh.remote_agent import (
     RemoteAgent,
@@ -40,7 +41,6 @@ from horovod.launch.ssh.remote_agent import (
     remote_command,
     working_directory,
 )
-from horovod.launch.ssh.run_certificate import ADVICE, run_certificate
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots, remote
@@ -244,7 +244,7 @@ def run_on_hosts(
                 token,
                 tls=certificate.server if certificate else None,
                 tls_advice=ADVICE,
-                exchange=exchange,
+                services=() if exchange is None else (exchange,),
                 limits=limits,
                 **pages_of(settings),
             )

@@ -1,26 +1,27 @@
-"""The coordinator of one executor: in the process that has the adapter, for as long as the workers are there."""
+"""A coordinator for processes that something else places, as Ray and Spark do: in the driver, while they are there."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-
-import ray.util
 
 from horovod.base.settings import Settings
 from horovod.coordinator.address import ListenAddress, everywhere
 from horovod.coordinator.config import CoordinatorConfig
+from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.observed import pages_of
-from horovod.launch.ssh.run_certificate import run_certificate
+from horovod.launch.run_certificate import run_certificate
+from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 
 _ADVICE = (
-    "Install the program openssl or the package cryptography where the driver runs: each executor then has a "
+    "Install the program openssl or the package cryptography where the driver runs: each job then has a "
     "certificate of its own."
 )
 
@@ -28,26 +29,39 @@ _ADVICE = (
 class OwnCoordinator:
     """Serves from the beginning; `stop` ends it.
 
-    It has a token of its own. Where workers are on other nodes it has a certificate of its own too, and both come to
-    them by Ray: whoever may call the actors may see them.
+    It has a token of its own. Where processes are on other hosts it has a certificate of its own too. Both come to them
+    by whatever places them: who may see what that sends may see them.
     """
 
     def __init__(
-        self, settings: Settings, one_node: bool, nics: Iterable[str] | None = None, with_tls: bool = True
+        self,
+        settings: Settings,
+        reached_at: str | None,
+        nics: Iterable[str] = (),
+        with_tls: bool = True,
+        services: Sequence[Service] = (),
     ) -> None:
-        """one_node: all workers are on the node of this process, so that nobody else need connect, and TLS is not
-        needed. with_tls: whether members can be given a certificate.
+        """reached_at: the address of this host for processes on other ones, unless `nics` names interfaces. None: all
+        processes are on this host, so that nobody else need connect, and TLS is not needed. with_tls: whether members
+        can be given a certificate. services: what else is served here.
         """
+        one_node = reached_at is None
         self.certificate = ""  # by which members know it, in PEM
         self.server_name: str | None = None
         self._files: list[int] = []
         listen = CoordinatorConfig.listen if one_node else everywhere()
         limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
-        here = "" if one_node else _own_address(nics)
+        here = "" if reached_at is None else _address_of(nics) or reached_at
         try:
             tls = self._tls() if with_tls and not one_node else None
             self._running = EmbeddedCoordinator(
-                listen, secrets.token_urlsafe(32), tls=tls, tls_advice=_ADVICE, limits=limits, **pages_of(settings)
+                listen,
+                secrets.token_urlsafe(32),
+                tls=tls,
+                tls_advice=_ADVICE,
+                limits=limits,
+                services=services,
+                **pages_of(settings),
             ).start()
         except BaseException:
             self._close_files()
@@ -60,6 +74,14 @@ class OwnCoordinator:
     def give_up(self, job: str, sentence: str) -> None:
         """As EmbeddedCoordinator.give_up."""
         self._running.give_up(job, sentence)
+
+    def rank_ended(self, ended: RankEnded) -> None:
+        """As EmbeddedCoordinator.rank_ended."""
+        self._running.rank_ended(ended)
+
+    def story(self, job: str) -> Sequence[StoryEntry]:
+        """What has happened to the job, the oldest first."""
+        return self._running.server.story(job) if self._running.server is not None else ()
 
     def stop(self) -> None:
         """Idempotent."""
@@ -86,8 +108,6 @@ class OwnCoordinator:
             os.close(self._files.pop())
 
 
-def _own_address(nics: Iterable[str] | None) -> str:
-    """Where workers on other nodes reach this process: as Ray reaches it, unless interfaces are named."""
-    if nics:
-        return choose_interfaces(interfaces(), list(nics))[0].addresses[0]
-    return str(ray.util.get_node_ip_address())
+def _address_of(nics: Iterable[str]) -> str:
+    names = list(nics)
+    return choose_interfaces(interfaces(), names)[0].addresses[0] if names else ""
