@@ -167,6 +167,21 @@ class WorldSettings:
         launcher=True,
         limits=(0, (1 << 32) - 1),
     )
+    spark_start_timeout_seconds: float = row(
+        "HOROVOD_SPARK_START_TIMEOUT",
+        600.0,
+        "how long horovod.spark.run waits until Spark has started all tasks, where it gets no start_timeout",
+        **PATIENCE,
+    )
+    spark_use_local_rank_gpu_index: bool = row(
+        "HOROVOD_SPARK_USE_LOCAL_RANK_GPU_INDEX",
+        False,
+        "a process in a task of Spark uses the GPU whose number is its local rank, and not those that Spark gave to "
+        "the task",
+    )
+    spark_gpus: tuple[str, ...] | None = row(
+        "HOROVOD_SPARK_GPUS", None, "the addresses of the GPUs of this task of Spark", launcher=True
+    )
     worker: int | None = row("HOROVOD_WORKER", None, "number of the job file's worker that runs this", **PLACE)
     workers: int | None = row("HOROVOD_WORKERS", None, "how many workers the job file has", launcher=True, **COUNT)
     hostname: str | None = row(

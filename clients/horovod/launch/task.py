@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,16 @@ def no_result(rank: int, host: str) -> str:
         f"Rank {rank} on host {host} ended with exit code 0 before the function returned: there is no result. Does the "
         "function call sys.exit or os._exit?",
     )
+
+
+def of_last_world(arrived: Mapping[int, Result]) -> list[Any]:
+    """What the ranks of an elastic job's last world returned, in order. arrived: by slot. RuntimeError for none."""
+    done = [(slot, result) for slot, result in sorted(arrived.items()) if result.error is None]
+    epoch = max((result.epoch for _, result in done), default=0)
+    last_world = [(result.rank, slot, result) for slot, result in done if result.epoch == epoch]
+    if not last_world:
+        raise RuntimeError(no_result(0, "of its last world"))
+    return [pickle.loads(result.value) for *_, result in sorted(last_world, key=lambda one: one[:2])]  # noqa: S301
 
 
 def raised(rank: int, host: str, result: Result) -> str:

@@ -10,9 +10,10 @@ import ray
 import ray.util
 
 from horovod.base.settings import resolve, variables
+from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.places import host_names, seated
+from horovod.ray.places import seated
 
 _OF_PLACE = ("cross_rank", "cross_size", "local_rank", "local_size")
 

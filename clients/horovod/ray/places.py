@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from horovod.coordinator.core.ranks import Place, Seat, assign
-
-_SHORTEST = 4  # digits of a node's id behind its host's name
+from horovod.launch.host_names import host_names
 
 
 @dataclass(frozen=True)
@@ -18,23 +17,6 @@ class Seated:
     actor: int
     host: str
     place: Place
-
-
-def host_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """A name for each node id, of pairs of node id and name of the host: that name where no other node has it.
-
-    >>> host_names([("aaaa11", "gpu-1"), ("bbbb22", "gpu-2"), ("cccc33", "gpu-2")])
-    {'aaaa11': 'gpu-1', 'bbbb22': 'gpu-2-bbbb', 'cccc33': 'gpu-2-cccc'}
-    """
-    hosts = dict(nodes)
-    names = {}
-    for node, host in hosts.items():
-        others = [other for other, its_host in hosts.items() if its_host == host and other != node]
-        length = _SHORTEST
-        while any(other[:length] == node[:length] for other in others):
-            length += 1
-        names[node] = f"{host}-{node[:length]}" if others else host
-    return names
 
 
 def seated(nodes: Sequence[tuple[str, str]]) -> list[Seated]:

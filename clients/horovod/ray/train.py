@@ -24,9 +24,9 @@ from ray.train.backend import Backend, BackendConfig
 
 from horovod.base.settings import ROWS, resolve
 from horovod.coordinator.core.ranks import Seat, assign
+from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.places import host_names
 from horovod.ray.worker import Reported, enter, leave_world, whereabouts
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 

@@ -10,9 +10,10 @@ from error_codes import ends_with
 pytest.importorskip("ray")
 
 from horovod.base.errors import LaunchCode, SettingCode
+from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
 from horovod.ray import BaseHorovodWorker, RayExecutor, ray_logger
-from horovod.ray.places import host_names, seated, visible_gpus
+from horovod.ray.places import seated, visible_gpus
 from horovod.ray.resources import missing
 from horovod.ray.runner import Coordinator, MiniSettings
 from horovod.ray.utils import detect_nics, nics_to_env_var

@@ -26,13 +26,16 @@ _POLL_S: Final = 0.1
 class PythonStreams:
     """sys.stdout and sys.stderr at the time when this is made. `writer` and `descriptors` are for a Console."""
 
-    def __init__(self, *, served: bool = False) -> None:
-        """served: objects are called in `serve`; otherwise in the thread of the writer."""
+    def __init__(self, *, served: bool = False, stdout: Any = None, stderr: Any = None) -> None:
+        """served: objects are called in `serve`; otherwise in the thread of the writer. stdout, stderr: objects with a
+        method `write`, in place of sys.stdout and sys.stderr.
+        """
+        stdout, stderr = sys.stdout if stdout is None else stdout, sys.stderr if stderr is None else stderr
         self._requests: queue.Queue[_Request] | None = queue.Queue() if served else None
-        self._objects: dict[int, Any] = {STDOUT_OBJECT: sys.stdout, STDERR_OBJECT: sys.stderr}
+        self._objects: dict[int, Any] = {STDOUT_OBJECT: stdout, STDERR_OBJECT: stderr}
         self.descriptors = (
-            _descriptor(sys.stdout, sys.__stdout__, STDOUT_OBJECT),
-            _descriptor(sys.stderr, sys.__stderr__, STDERR_OBJECT),
+            _descriptor(stdout, sys.__stdout__, STDOUT_OBJECT),
+            _descriptor(stderr, sys.__stderr__, STDERR_OBJECT),
         )
         self.writer = Writer(write=self._write)
 
@@ -79,7 +82,8 @@ class _Request:
                 if isinstance(encoding, str):
                     text = text.encode(encoding, "backslashreplace").decode(encoding)
                 self._stream.write(text)
-                self._stream.flush()
+                if hasattr(self._stream, "flush"):
+                    self._stream.flush()
         except Exception as error:
             self.error = error
         finally:  # also where Ctrl-C comes in between

@@ -131,12 +131,7 @@ class FunctionOnHosts:
             if last is not None:
                 why = f"{why}\n\nThe last exception of a rank:\n{last.traceback}[{code_of(why)}]"
             raise RuntimeError(why)
-        done = [(slot, result) for slot, result in sorted(arrived.items()) if result.error is None]
-        epoch = max((result.epoch for _, result in done), default=0)
-        last_world = [(result.rank, slot, result) for slot, result in done if result.epoch == epoch]
-        if not last_world:
-            raise RuntimeError(task.no_result(0, "of its last world"))
-        return [pickle.loads(result.value) for *_, result in sorted(last_world, key=lambda one: one[:2])]  # noqa: S301
+        return task.of_last_world(arrived)
 
 
 def _was_killed(record: jobs_pb2.JobRecord) -> bool:

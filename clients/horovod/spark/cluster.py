@@ -1,0 +1,76 @@
+"""What runs the tasks of a job: a SparkContext."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from horovod.spark.task.attend import Order, attended
+
+_OF_EXECUTORS = "spark.executorEnv."  # the configuration of variables of executors
+
+
+class Cluster(Protocol):
+    """Made in the caller's thread; `run` is called in another one."""
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The variables that the configuration gives to executors."""
+
+    @property
+    def reached_at(self) -> str | None:
+        """The address of the driver for executors; None: they are on its host."""
+
+    def run(self, order: Order, count: int, together: bool) -> None:
+        """Runs so many tasks, and returns when all have ended well. Raises what Spark does. together: all at the same
+        time.
+        """
+
+    def cancel(self, reason: str) -> None:
+        """Ends them, and returns at once."""
+
+
+class SparkCluster:
+    """A SparkContext. A tag tells its jobs apart: the job group of the caller, by which a notebook cancels its cell,
+    stays.
+    """
+
+    def __init__(self, context: Any) -> None:
+        """context: a SparkContext. In the caller's thread, whose local properties (pool, job group) the job gets."""
+        self._context = context
+        self._tag = f"horovod-{secrets.token_hex(8)}"
+        self._properties = context._jsc.sc().getLocalProperties().clone()
+        self._conf = context.getConf()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        return {
+            name.removeprefix(_OF_EXECUTORS): value
+            for name, value in self._conf.getAll()
+            if name.startswith(_OF_EXECUTORS)
+        }
+
+    @property
+    def reached_at(self) -> str | None:
+        master = str(self._context.master)
+        return None if master.startswith("local") else str(self._conf.get("spark.driver.host"))
+
+    def run(self, order: Order, count: int, together: bool) -> None:
+        context = self._context
+        context._jsc.sc().setLocalProperties(self._properties)
+        context.addJobTag(self._tag)
+        context.setInterruptOnCancel(True)
+        context.setLocalProperty("callSite.short", f"horovod.spark.run with {count} tasks")
+        numbers = context.parallelize(range(count), count)
+        # Tasks of a barrier stage begin together or not at all, so two jobs never wait for each other's slots. Spark
+        # has no such stages where the number of executors changes; there tasks wait for each other in the driver.
+        changes = self._conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        placed = numbers.barrier() if together and not changes else numbers
+        placed.mapPartitions(functools.partial(attended, order)).collect()
+
+    def cancel(self, reason: str) -> None:
+        with contextlib.suppress(Exception):  # the context is stopped, and its jobs with it
+            self._context._jsc.sc().cancelJobsWithTag(self._tag, reason)

@@ -1,0 +1,109 @@
+"""Whose failure it is when a run fails, and the sentence for the user. Pure.
+
+Several processes end when one fails: its peers raise HorovodInternalError, whatever Spark kills is killed, and Spark
+itself names the task that it heard of first. The cause is the process that a signal ended or that was lost, else the
+first one that raised something of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from horovod.base.errors import LaunchCode, coded, without_code
+from horovod.common.exceptions import HorovodInternalError
+from horovod.coordinator.core.ending import how
+
+_BEGINNING = "Horovod detected that one or more processes exited with non-zero status"  # programs look for it
+_VICTIM = HorovodInternalError.__name__
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one process failed. It has the fields of `coordinator.core.ending.Outcome`, so that `how` tells of it.
+
+    lost: why its end is not known; "" where it is. error: "Type: text" of what its function raised; "" for nothing.
+    """
+
+    rank: int
+    host: str
+    pid: int = 0
+    code: int | None = None
+    stopped: bool = False
+    lost: str = ""
+    error: str = ""
+    traceback: str = ""
+    ended_s: float = 0.0
+    incarnation: int = 1
+
+    @property
+    def was_ended(self) -> bool:
+        """By a signal of somebody else than the task, or with its executor."""
+        return bool(self.lost) or (self.code is not None and self.code < 0 and not self.stopped)
+
+    @property
+    def is_victim(self) -> bool:
+        """It only noticed that another one has failed, or was stopped because of that."""
+        return not self.was_ended and (self.stopped or self.error.partition(":")[0] == _VICTIM)
+
+    def what(self) -> str:
+        """Completes `rank 1 on host h ...`."""
+        if self.error:
+            return f"raised {without_code(self.error)} (exit code {self.code})"
+        return how(self)
+
+
+def has_cause(failures: Sequence[Failure]) -> bool:
+    """Whether more than victims have failed."""
+    return any(not failure.is_victim for failure in failures)
+
+
+def cause_of(failures: Sequence[Failure]) -> Failure:
+    """failures: at least one, in the order in which they came."""
+    ended = next((one for one in failures if one.was_ended), None)
+    return ended or next((one for one in failures if not one.is_victim), failures[0])
+
+
+def sentence_of(failure: Failure) -> str:
+    """For the driver. The code stands in a line of its own behind a traceback, of which it would look like a part."""
+    sentence = f"{_BEGINNING}: {short(failure)}"
+    if failure.error:
+        return f"{sentence}\n\n{failure.traceback}[{LaunchCode.FUNCTION_RAISED}]"
+    return coded(LaunchCode.RANK_FAILED, f"{sentence}.")
+
+
+def short(failure: Failure) -> str:
+    """One line, without a full stop."""
+    return f"rank {failure.rank} on host {failure.host} {failure.what()}".strip().partition("\n")[0]
+
+
+def of_spark(text: str) -> str:
+    """The sentence for a Spark job that failed before all processes ran. text: Spark's own, with its stack traces."""
+    if found := re.search(r"PYTHON_VERSION_MISMATCH\].*?\(?'?(\d+\.\d+)\D+?(\d+\.\d+)", text, re.DOTALL):
+        sentence = (
+            f"The Python of the workers is {found[1]} and that of the driver {found[2]}; they must be of one version. "
+            "Set PYSPARK_PYTHON, or spark.pyspark.python, to an interpreter that is the same on all hosts."
+        )
+        return coded(LaunchCode.HOST_INSTALLATION, sentence)
+    if found := re.search(r"Cannot run program \"([^\"]+)\"", text):
+        sentence = (
+            f"The workers can't start their Python, {found[1]!r}. Set PYSPARK_PYTHON, or spark.pyspark.python, to an "
+            "interpreter that is there on all hosts."
+        )
+        return coded(LaunchCode.HOST_INSTALLATION, sentence)
+    if found := re.search(r"No module named '((?:horovod|grpc|cloudpickle|psutil|google)[\w.]*)'", text):
+        sentence = (
+            f"The Python of the workers has no module {found[1]!r}. Install the same version of Horovod on all hosts, "
+            "or set PYSPARK_PYTHON, or spark.pyspark.python, to an interpreter that has it."
+        )
+        return coded(LaunchCode.HOST_INSTALLATION, sentence)
+    if found := re.search(r"barrier.*?requires? more slots[^\n]*", text, re.IGNORECASE | re.DOTALL):
+        sentence = f"Spark has too few slots for all tasks at the same time: {_first_line(found[0])}"
+        return coded(LaunchCode.TOO_FEW_RESOURCES, sentence)
+    return coded(LaunchCode.RANK_FAILED, f"The Spark job of this run failed: {_first_line(text)}")
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "without a reason")
+    return line if line.endswith(".") else f"{line}."

@@ -1,0 +1,364 @@
+"""One call of `run` or `run_elastic`, in the driver.
+
+The Spark job runs in a thread of its own, what decides runs in another one, and the caller's thread writes what ranks
+print: a notebook knows by the thread which cell a line belongs to, and Ctrl-C comes there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from horovod.base.errors import LaunchCode, coded
+from horovod.base.settings import ROWS, Settings, resolve
+from horovod.coordinator.core.ending import AFTERMATH_S, RankEnded, how
+from horovod.coordinator.core.ranks import Place
+from horovod.coordinator.services.exchange import Exchange
+from horovod.launch import task as function
+from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.console.story import StoryLines
+from horovod.launch.elastic.policy import elastic_variables
+from horovod.launch.elastic.request import Replacement
+from horovod.launch.host_names import host_names
+from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.runner.common.util.timeout import TimeoutException
+from horovod.spark.attending import LOST, Attempt, Tasks
+from horovod.spark.cluster import Cluster
+from horovod.spark.elastic import Elastic
+from horovod.spark.failures import Failure, cause_of, has_cause, of_spark, sentence_of, short
+from horovod.spark.fixed import FixedSize
+from horovod.spark.task.attend import Order
+from horovod.spark.task.messages import End, Signal, Start
+from horovod.worker.agent.output import Console
+from horovod.worker.rank_environment import JobOnHost, rank_environment
+
+_LOOK_S = 0.2  # between two looks at what no event tells
+_VICTIMS_S = 5.0  # how long the cause of a failure is waited for, where only its victims have failed
+_ENDING_S = 20.0  # for processes that are told to end: more than a task takes to kill its own
+_SPARK_ENDS_S = 30.0  # for the Spark job, once all of its tasks have ended
+_LAST_TASKS_S = 1.0  # for the tasks of an elastic job that have just begun when its work is done
+_INTERRUPTED = "The driver was interrupted (Ctrl-C)."
+
+
+@dataclass(frozen=True)
+class ElasticSizes:
+    """fewest, most: of its worlds. reset_limit: how many processes may fail; None: any number."""
+
+    fewest: int
+    most: int
+    reset_limit: int | None
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for, checked. env: None as a value removes a variable. elastic: None for a fixed size."""
+
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]]
+    size: int
+    start_timeout_s: float
+    env: Mapping[str, Any] = field(default_factory=dict)
+    stdout: Any = None
+    stderr: Any = None
+    verbose: int = 1
+    nics: Sequence[str] = ()
+    timestamps: bool = False
+    python: str = ""
+    elastic: ElasticSizes | None = None
+
+    @property
+    def tasks(self) -> int:
+        """How many tasks Spark is to run."""
+        return self.elastic.most if self.elastic is not None else self.size
+
+
+def run_request(request: Request, cluster: Cluster) -> list[Any]:
+    """The results by rank. RuntimeError with the failure that is the cause."""
+    streams = PythonStreams(served=True, stdout=request.stdout, stderr=request.stderr)
+    refused: list[OSError] = []
+    streams.writer.failed = lambda descriptor, error: refused.append(error)
+    console = Console(streams.writer, descriptors=streams.descriptors, timestamps=request.timestamps)
+    job = Job(request, cluster, console)
+    thread = threading.Thread(target=job.drive, name="horovod-spark")
+    thread.start()
+    while thread.is_alive():
+        try:
+            streams.serve(thread)
+        except KeyboardInterrupt:
+            job.interrupt()
+    for error in refused[:1]:
+        sentence = f"horovod.spark: what ranks print could not be written ({error.strerror})."
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    return job.result()
+
+
+class Job:
+    """`drive` runs it to its end in a thread; `result` says afterwards what came of it."""
+
+    def __init__(self, request: Request, cluster: Cluster, console: Console) -> None:
+        self._request = request
+        self._cluster = cluster
+        self._console = console
+        given = {name: str(value) for name, value in request.env.items() if value is not None}
+        driver = {**os.environ, **cluster.environ}
+        self._environ = job_environment(driver, given, request.start_timeout_s, request.nics)
+        if request.elastic is not None:
+            sizes = request.elastic.fewest, request.elastic.most
+            self._environ |= elastic_variables(Replacement(None, sizes))
+            self._environ.setdefault(ROWS["elastic_timeout_seconds"].env, f"{request.elastic.timeout_s:g}")
+        self._unset = [name for name, value in request.env.items() if value is None]
+        self._settings: Settings = resolve({**driver, **self._environ})  # ValueError before anything is started
+        self._name = self._settings.job
+        self._exchange = Exchange(
+            pickle.dumps(sys.path) + cloudpickle.dumps(request.call), replaced=request.elastic is not None
+        )
+        elastic = request.elastic
+        self._fixed = FixedSize(request.size, self._start, self._failed)
+        self._elastic = Elastic(elastic.fewest, elastic.reset_limit, self._start, self._failed) if elastic else None
+        self._tasks = Tasks(console, self._elastic or self._fixed)
+        self._story = StoryLines(lambda line: console.note(f"horovod.spark: {line}"))
+        self._failures: list[Failure] = []
+        self._coordinator: OwnCoordinator | None = None
+        self._spark_error: BaseException | None = None
+        self._spark_ended = False
+        self._interrupted = False
+        self._results: list[Any] = []
+        self._error: BaseException | None = None
+
+    # -- for the caller's thread ---------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Ctrl-C; a second one ends the processes sooner."""
+        self._interrupted = True
+        self._tasks.tell_all(Signal(signal.SIGINT))
+        with self._tasks.changed:
+            self._tasks.changed.notify_all()
+
+    def result(self) -> list[Any]:
+        if self._interrupted:
+            raise KeyboardInterrupt
+        if self._error is not None:
+            raise self._error
+        return self._results
+
+    # -- in a thread of its own ----------------------------------------------------------------------------------------
+
+    def drive(self) -> None:
+        """From the start of the coordinator to the last line of output."""
+        try:
+            services = (self._exchange, self._tasks)
+            self._coordinator = OwnCoordinator(
+                self._settings, self._cluster.reached_at, self._request.nics, services=services
+            )
+            try:
+                self._results = self._driven(self._coordinator)
+            finally:
+                self._coordinator.stop()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._console.close(timeout_s=10)
+
+    def _driven(self, coordinator: OwnCoordinator) -> list[Any]:
+        assert coordinator.token is not None
+        order = Order(
+            coordinator.address,
+            coordinator.token,
+            coordinator.certificate,
+            coordinator.server_name,
+            self._settings.keepalive_timeout_seconds,
+        )
+        spark = threading.Thread(target=self._run_spark, args=(order,), name="horovod-spark-job", daemon=True)
+        spark.start()
+        try:
+            self._wait_until_begun()
+            if self._elastic is not None:
+                self._wait_elastic(self._elastic)
+            else:
+                self._wait(lambda: self._fixed.is_done, None)
+                self._check()
+        except BaseException as error:
+            self._end(str(error))
+            raise
+        finally:
+            spark.join(_SPARK_ENDS_S)
+        return self._collected()
+
+    def _run_spark(self, order: Order) -> None:
+        try:
+            self._cluster.run(order, self._request.tasks, together=self._elastic is None)
+        except BaseException as error:
+            self._spark_error = error
+        finally:
+            with self._tasks.changed:
+                self._spark_ended = True
+                self._tasks.changed.notify_all()
+
+    def _wait(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Until it came to that, or something has failed; False when the time is up."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def over() -> bool:
+            has_failed = bool(self._failures) and self._elastic is None
+            return has_failed or self._interrupted or self._spark_ended or until()
+
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            step = left if self._request.verbose < 2 else _LOOK_S if left is None else min(left, _LOOK_S)
+            found = self._tasks.wait(over, step)
+            if self._request.verbose >= 2 and self._coordinator is not None:
+                entries = self._coordinator.story(self._name)
+                self._tasks.call(functools.partial(self._story.tell, entries))
+            if found or (left is not None and step == left):
+                return found
+
+    def _wait_until_begun(self) -> None:
+        request = self._request
+
+        def begun() -> bool:
+            return self._fixed.has_begun if request.elastic is None else self._tasks.came >= request.elastic.fewest
+
+        if not self._wait(begun, request.start_timeout_s):
+            needed = request.size if request.elastic is None else request.elastic.fewest
+            sentence = (
+                "Timed out waiting for Spark tasks to start. Please check that you have enough resources to run all "
+                f"processes: each is one task of Spark. {len(self._tasks.running)} of {needed} tasks were there after "
+                f"{request.start_timeout_s:g} s. Where executors come on demand, a longer start_timeout gives them time."
+            )
+            raise TimeoutException(coded(LaunchCode.TOO_FEW_RESOURCES, sentence))
+        if request.elastic is None:
+            self._check()
+
+    def _wait_elastic(self, elastic: Elastic) -> None:
+        """Until its work is done. RuntimeError when it can't be any more."""
+        sizes = self._request.elastic
+        assert sizes is not None
+        short_since: float | None = None
+        while True:
+            self._wait(lambda: elastic.is_over(len(self._tasks.running)) or elastic.exceeds_limit, _LOOK_S * 5)
+            if self._interrupted:
+                raise KeyboardInterrupt(_INTERRUPTED)
+            if elastic.is_over(len(self._tasks.running)):
+                break
+            if elastic.exceeds_limit:
+                raise RuntimeError(coded(LaunchCode.RESET_LIMIT, f"{self._last_failure()} {elastic.limit_sentence()}"))
+            if self._spark_ended:
+                self._spark_gave_up()
+            is_short = len(self._tasks.running) < sizes.fewest and not elastic.has_success
+            short_since = None if not is_short else short_since or time.monotonic()
+            if short_since is not None and time.monotonic() - short_since > sizes.timeout_s:
+                sentence = (
+                    f"{len(self._tasks.running)} tasks were left for {sizes.timeout_s:g} s, and the job needs "
+                    f"{sizes.fewest}. {self._last_failure()}"
+                )
+                raise RuntimeError(coded(LaunchCode.TOO_FEW_RESOURCES, sentence.strip()))
+        self._tasks.finish()
+        if not self._tasks.wait(lambda: self._spark_ended, _LAST_TASKS_S):
+            self._cluster.cancel("The work of this job is done.")
+
+    def _spark_gave_up(self) -> None:
+        """Spark runs a task that failed again for as often as it is told."""
+        self._tasks.wait(lambda: not self._tasks.running, _VICTIMS_S)
+        if not self._failures:
+            raise RuntimeError(of_spark(str(self._spark_error)))
+        sentence = (
+            f"{sentence_of(cause_of(self._failures[-1:]))}\n\nSpark did not run this task again: it has failed as often "
+            "as spark.task.maxFailures allows (with a local master the number F of local[N,F])."
+        )
+        raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence))
+
+    def _last_failure(self) -> str:
+        return f"The last failure: {short(self._failures[-1])}." if self._failures else ""
+
+    def _check(self) -> None:
+        """Raises the cause, if the job of fixed size has failed."""
+        if self._interrupted:
+            raise KeyboardInterrupt(_INTERRUPTED)
+        if self._fixed.is_done:
+            return
+        if not self._failures and self._spark_ended:  # what the tasks have to say may be under way
+            self._tasks.wait(lambda: bool(self._failures), AFTERMATH_S)
+        if self._failures:
+            tasks = self._tasks
+            tasks.wait(lambda: has_cause(self._failures) or not tasks.running, _VICTIMS_S)
+            if not cause_of(self._failures).was_ended:  # a peer that notices may be faster than what ends a process
+                tasks.wait(lambda: cause_of(self._failures).was_ended or not tasks.running, AFTERMATH_S)
+            raise RuntimeError(sentence_of(cause_of(self._failures)))
+        if self._spark_ended:
+            raise RuntimeError(of_spark(str(self._spark_error)))
+
+    def _end(self, reason: str) -> None:
+        """Whatever still runs is ended."""
+        self._tasks.refuse_all(coded(LaunchCode.RANK_FAILED, "The job of this task has ended."))
+        if self._coordinator is not None:
+            self._coordinator.give_up(self._name, reason)
+        # A failed job is to look like one in Spark's own pages. The cancellation takes some seconds to reach the tasks.
+        self._cluster.cancel(reason.partition("\n")[0])
+        if not self._interrupted:
+            self._tasks.tell_all(End())
+        self._tasks.wait(lambda: not self._tasks.running, _ENDING_S)
+
+    def _collected(self) -> list[Any]:
+        arrived = self._arrived()
+        if self._elastic is not None:
+            return function.of_last_world(arrived)
+        hosts = {self._fixed.ranks[one.came.partition]: one.came.host for one in self._fixed.attempts.values()}
+        if silent := [rank for rank in range(self._request.size) if rank not in arrived]:
+            raise RuntimeError(function.no_result(silent[0], hosts[silent[0]]))
+        return [pickle.loads(arrived[rank].value) for rank in range(self._request.size)]  # noqa: S301
+
+    def _arrived(self) -> dict[int, function.Result]:
+        return {rank: function.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
+
+    # -- in the coordinator's event loop -------------------------------------------------------------------------------
+
+    def _start(self, attempt: Attempt, place: Place) -> Start:
+        assert self._coordinator is not None
+        together = [(one.came.together, one.came.host) for one in (*self._tasks.running.values(), attempt)]
+        host = host_names(together)[attempt.came.together]
+        on = JobOnHost(
+            self._environ,
+            host,
+            self._request.size,
+            self._coordinator.address,
+            self._coordinator.token,
+            is_own=True,
+            job=self._name,
+        )
+        return Start(rank_environment(on, place, incarnation=attempt.number), self._unset, self._request.python)
+
+    def _failed(self, attempt: Attempt, rank: int) -> None:
+        """Told to the others at once: in their world, or where they join one, by the coordinator."""
+        coordinator, ended = self._coordinator, attempt.ended
+        assert coordinator is not None
+        left = self._exchange.results.get(rank) if ended is not None and ended.code != 0 else None
+        result = function.Result(*pickle.loads(left)) if left is not None else None  # noqa: S301
+        if self._elastic is not None:
+            self._exchange.results.pop(rank, None)  # not that of the next process in this slot
+        failure = Failure(
+            rank,
+            attempt.came.host,
+            ended.pid if ended else 0,
+            ended.code if ended else None,
+            ended.stopped if ended else False,
+            LOST if ended is None else ended.sentence,
+            (result.error or "") if result is not None else "",
+            result.traceback if result is not None else "",
+        )
+        self._failures.append(failure)
+        cause = failure.lost or f"its process {how(failure)}"
+        coordinator.rank_ended(RankEnded(self._name, rank, failure.host, failure.pid, cause, attempt.number))
+        if self._elastic is None and len(self._failures) == 1:
+            coordinator.give_up(self._name, coded(LaunchCode.RANK_FAILED, f"{short(failure)}.".capitalize()))

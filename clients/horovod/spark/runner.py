@@ -1,0 +1,177 @@
+"""`run` and `run_elastic`: what is given is checked here, and the rest is the business of job.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.base.settings import MAX_SIZE, ROWS, resolve
+from horovod.runner.elastic import driver
+from horovod.spark.cluster import SparkCluster
+from horovod.spark.job import ElasticSizes, Request, run_request
+
+__all__ = ["run", "run_elastic"]
+
+_log = logging.getLogger("horovod.spark")
+
+
+def run(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, Any] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+) -> list[Any]:
+    """Calls `fn(*args, **kwargs)` in `num_proc` tasks of Spark that form one world, and returns the results by rank.
+
+    fn: anything that cloudpickle can ship; it calls hvd.init() itself. It runs in a process of its own in each task, in
+        the folder of the executor and with its PYTHONPATH.
+    num_proc: one task each, all at the same time; default the context's defaultParallelism.
+    start_timeout: seconds within which Spark must have started all tasks (HOROVOD_SPARK_START_TIMEOUT, 600).
+    env: variables, added to those of the executors; None as a value removes one.
+    stdout, stderr: objects with a method `write` that get what ranks print, as lines "[rank]<stdout>:text"; default
+        sys.stdout and sys.stderr as they are now.
+    verbose: 2 also tells which worlds the job had.
+    nics: the network interfaces to use, where the addresses that Spark knows are not the right ones.
+    executable: the Python of the processes, default that of the executors.
+
+    Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process fails;
+    the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when there are
+    too few slots.
+    """
+    _check_controller(use_mpi, use_gloo, extra_mpi_args)
+    cluster, parallelism = _cluster()
+    size = _count(num_proc, "num_proc", parallelism)
+    if verbose and num_proc is None:
+        _log.info("Running %d processes (spark.default.parallelism).", size)
+    request = Request(
+        (fn, tuple(args), dict(kwargs or {})),
+        size,
+        _start_timeout(start_timeout),
+        dict(env or {}),
+        stdout,
+        stderr,
+        int(verbose or 0),
+        sorted(nics or ()),
+        prefix_output_with_timestamp,
+        executable or "",
+    )
+    return run_request(request, cluster)
+
+
+def run_elastic(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, Any] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    verbose: int = 1,
+    nics: Iterable[str] | None = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """As `run`, for a function that is written for it (hvd.elastic.run): the job goes on when processes fail or executors
+    are lost, with as few as `min_num_proc`, and takes in those that come, up to `max_num_proc`.
+
+    Spark runs tasks that failed again, as often as spark.task.maxFailures says; survivors keep their processes and what
+    they have in memory. start_timeout: until `min_num_proc` tasks have started. elastic_timeout: how long fewer than
+    that may be left, in seconds (HOROVOD_ELASTIC_TIMEOUT, 600). reset_limit: how many processes may fail; the next one
+    ends the job. min_np and max_np are deprecated names.
+
+    Returns what the ranks of the last world returned. Raises as `run`.
+    """
+    if min_np is not None:
+        min_num_proc = _renamed("min_np", min_np, "min_num_proc")
+    if max_np is not None:
+        max_num_proc = _renamed("max_np", max_np, "max_num_proc")
+    cluster, parallelism = _cluster()
+    size = _count(num_proc, "num_proc", parallelism)
+    fewest, most = _count(min_num_proc, "min_num_proc", size), _count(max_num_proc, "max_num_proc", size)
+    if not fewest <= size <= most:
+        sentence = f"min_num_proc must be at most num_proc, and that at most max_num_proc; they are {fewest}, {size} and {most}."
+        raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    if reset_limit is not None and (isinstance(reset_limit, bool) or reset_limit < 0):
+        raise ValueError(coded(SettingCode.INVALID_SETTING, f"reset_limit must be >= 0, not {reset_limit!r}."))
+    row = ROWS["elastic_timeout_seconds"]
+    if elastic_timeout is not None:
+        timeout_s = float(row.check(elastic_timeout, "elastic_timeout"))
+    else:
+        timeout_s = resolve().elastic_timeout_seconds if row.text(os.environ) else float(driver.ELASTIC_TIMEOUT_SECS)
+    request = Request(
+        (fn, tuple(args), dict(kwargs or {})),
+        size,
+        _start_timeout(start_timeout),
+        dict(env or {}),
+        stdout,
+        stderr,
+        int(verbose or 0),
+        sorted(nics or ()),
+        prefix_output_with_timestamp,
+        elastic=ElasticSizes(fewest, most, reset_limit, timeout_s),
+    )
+    return run_request(request, cluster)
+
+
+def _cluster() -> tuple[SparkCluster, int]:
+    """What runs the tasks, and how many it runs by default. Exception without a SparkContext."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    if context is None:
+        sentence = (
+            "Could not find an active SparkContext: horovod.spark runs in the driver of a Spark application. Make one, "
+            "for example with SparkSession.builder.getOrCreate()."
+        )
+        raise RuntimeError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    return SparkCluster(context), int(context.defaultParallelism)
+
+
+def _check_controller(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
+    if use_mpi and use_gloo:
+        sentence = "use_gloo and use_mpi exclude each other: give one of them."
+        raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    if use_mpi or extra_mpi_args:
+        sentence = "There is no MPI in this build: leave use_mpi and extra_mpi_args out, horovod.spark.run needs none."
+        raise ValueError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
+
+
+def _count(given: int | None, name: str, default: int) -> int:
+    if given is None:
+        return default
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_SIZE:
+        sentence = f"{name} must be an integer from 1 to {MAX_SIZE}, not {given!r}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+    return given
+
+
+def _start_timeout(given: float | None) -> float:
+    if given is None:
+        return resolve().spark_start_timeout_seconds
+    return float(ROWS["spark_start_timeout_seconds"].check(given, "start_timeout"))
+
+
+def _renamed(old: str, value: int, new: str) -> int:
+    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
+    return value

@@ -1,0 +1,267 @@
+"""One task of Spark: starts its process, passes on what that prints, and reports its end.
+
+The process is not the Python worker of the task, which Spark uses for other tasks again: a process of its own has the
+interpreter, the variables and the output that the user asks for, begins without the threads of another library, and its
+exit code says how it ended (docs/adr/0087). The worker waits for it. Whatever ends the worker (Spark kills it some
+seconds after a job was cancelled) ends the process too: the guardian of the agent sees to that.
+
+The order of the driver comes with the task and holds the token of its coordinator; who may read what Spark sends may
+read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from horovod.base.errors import LaunchCode, coded
+from horovod.base.settings import ROWS, variables
+from horovod.launch import task as function
+from horovod.launch.job_environment import of_another, trusting
+from horovod.runner.common.util.host_hash import host_hash, host_name
+from horovod.spark.task import messages
+from horovod.spark.task.messages import Came, End, Ended, Refused, Release, Signal, Start
+from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.output import QUEUE_LIMIT_BYTES, Stream
+from horovod.worker.agent.supervisor import Outcome, Slot, Supervisor
+from horovod.worker.runtime.channel import explain, open_aio_channel
+from horovod.worker.runtime.tls import ClientTls
+
+_LETTERS: dict[Stream, bytes] = {"stdout": messages.STDOUT, "stderr": messages.STDERR}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What each task gets from its driver. certificate: by which its coordinator is known, in PEM; "": without TLS."""
+
+    address: str
+    token: str = field(repr=False)
+    certificate: str
+    server_name: str | None
+    keepalive_timeout_s: float
+
+
+def attended(order: Order, partitions: Iterable[Any]) -> Iterator[int]:
+    """What a task runs; `partitions` are numbers, of which it gets one. RuntimeError where Spark is to know a failure."""
+    for partition in partitions:
+        attend(order, partition)
+        yield partition
+
+
+def attend(order: Order, partition: int) -> None:
+    """RuntimeError with a sentence when the process failed, or none was started."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    gpu = context.resources().get("gpu")
+    gpus = list(gpu.addresses) if gpu is not None else []
+    came = Came(partition, context.attemptNumber(), host_name(), host_hash(), gpus)
+    descriptors: tuple[int, ...] = ()
+    try:
+        trust, descriptors = trusting(order.certificate, order.server_name)
+        failure = asyncio.run(_Task(order, came, trust, descriptors).run())
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    if failure:
+        raise RuntimeError(failure)
+
+
+class _Task:
+    """Both directions of the stream, and the process between them."""
+
+    def __init__(self, order: Order, came: Came, trust: dict[str, str], descriptors: tuple[int, ...]) -> None:
+        self._order = order
+        self._came = came
+        self._trust = trust
+        self._descriptors = descriptors
+        self._sink = _Output()
+        self._supervisor: Supervisor | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._failure = ""
+        self._has_ended = False
+        self._opened = contextlib.ExitStack()
+
+    async def run(self) -> str:
+        """Returns why the task failed, or ""."""
+        order = self._order
+        tls = ClientTls(self._trust[ROWS["tls_ca"].env], server_name=order.server_name) if order.certificate else None
+        with self._opened:
+            return await self._attend(order, tls)
+
+    async def _attend(self, order: Order, tls: ClientTls | None) -> str:
+        async with open_aio_channel(order.address, tls, order.keepalive_timeout_s) as channel:
+            attend: Any = channel.stream_stream(messages.METHOD)
+            call = attend(metadata=[("authorization", f"Bearer {order.token}")], wait_for_ready=True)
+            self._sink.put(messages.written(self._came))
+            sending = asyncio.create_task(self._send(call))
+            try:
+                told = await self._obey(call)
+            except grpc.aio.AioRpcError as error:
+                # The driver has ended, or is out of reach: nobody waits for this rank any more.
+                told = explain(error.code(), error.details() or "", order.address, True)
+            finally:
+                await self._stop()
+                sending.cancel()
+                with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
+                    await sending
+        return told if told and not self._has_ended else self._failure
+
+    async def _send(self, call: Any) -> None:
+        try:
+            async for content in self._sink:
+                await call.write(content)
+            await call.done_writing()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):  # the other direction has the reason
+            self._sink.abandon()
+
+    async def _obey(self, call: Any) -> str:
+        """Until the driver releases the task; returns why it refuses it, or ""."""
+        async for content in call:
+            message = messages.read(content)
+            if isinstance(message, Start) and self._running is None:
+                self._start(message)
+            elif isinstance(message, End) and self._supervisor is not None:
+                self._supervisor.end_after_failure()
+            elif isinstance(message, Signal) and self._supervisor is not None:
+                self._supervisor.stop(message.signum)
+            elif isinstance(message, Release):
+                return ""
+            elif isinstance(message, Refused):
+                return message.sentence
+        return "" if self._has_ended else coded(LaunchCode.RANK_FAILED, "The driver has ended this task.")
+
+    def _start(self, start: Start) -> None:
+        command = [start.python or sys.executable, "-c", function.PROGRAM, function.BY_COORDINATOR]
+        environ = environment(os.environ, start, self._came.gpus, spark_folders(sys.path)) | self._trust
+        slot = Slot(0, command, environ, descriptors=self._descriptors)
+        try:
+            guardian = self._opened.enter_context(Guardian())
+        except OSError as error:
+            self._not_started(error)
+            return
+        supervisor = self._supervisor = Supervisor(self._sink, guardian)
+        supervisor.changed = lambda: self._tell_end(supervisor.outcomes)
+        self._running = asyncio.create_task(self._run(supervisor, slot))
+
+    async def _run(self, supervisor: Supervisor, slot: Slot) -> None:
+        """The process, from its beginning to its last output."""
+        try:
+            await supervisor.run([slot])
+        except OSError as error:
+            self._not_started(error)
+        else:
+            self._sink.close()
+
+    def _not_started(self, error: OSError) -> None:
+        self._failure, self._has_ended = str(error), True
+        self._sink.put(messages.written(Ended(0, None, False, str(error))))
+        self._sink.close()
+
+    def _tell_end(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if not self._has_ended:
+                self._has_ended = True
+                if outcome.code != 0:
+                    self._failure = coded(
+                        LaunchCode.RANK_FAILED, f"The process of this task ended with {_in_words(outcome.code)}."
+                    )
+                self._sink.put(messages.written(Ended(outcome.pid, outcome.code, outcome.stopped)))
+
+    async def _stop(self) -> None:
+        if self._running is None:
+            return
+        if self._supervisor is not None and not self._has_ended:
+            self._supervisor.stop()
+        await self._running
+
+
+class _Output:
+    """The sink of the process, and the queue of all that goes to the driver. Used in the event loop alone."""
+
+    def __init__(self) -> None:
+        self.room: Callable[[], None] = lambda: None
+        self._queue: deque[bytes] = deque()
+        self._held = 0
+        self._is_closed = False
+        self._is_abandoned = False
+        self._changed = asyncio.Event()
+
+    def feed(self, rank: int, stream: Stream, data: bytes) -> bool:
+        if self._is_abandoned:
+            return True
+        self.put(_LETTERS[stream] + data)
+        return self._held <= QUEUE_LIMIT_BYTES
+
+    def finish(self, rank: int, stream: Stream) -> None:
+        pass
+
+    def put(self, content: bytes) -> None:
+        self._queue.append(content)
+        self._held += len(content)
+        self._changed.set()
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._is_closed = True
+        self._changed.set()
+
+    def abandon(self) -> None:
+        """Nobody takes it any more: the process is not to wait in its prints."""
+        self._is_abandoned = True
+        self._queue.clear()
+        self._held = 0
+        self.room()
+
+    async def __aiter__(self) -> Any:
+        while True:
+            while self._queue:
+                content = self._queue.popleft()
+                yield content
+                was_full = self._held > QUEUE_LIMIT_BYTES // 2
+                self._held -= len(content)
+                if was_full and self._held <= QUEUE_LIMIT_BYTES // 2:
+                    self.room()
+            if self._is_closed:
+                return
+            self._changed.clear()
+            if not self._queue:
+                await self._changed.wait()
+
+
+def environment(own: Mapping[str, str], start: Start, gpus: list[str], folders: list[str]) -> dict[str, str]:
+    """The variables of the process. own: those of the task. folders: where Spark puts the modules of the job."""
+    other = set(of_another(own))
+    environ = {name: value for name, value in own.items() if name not in other} | start.environ
+    for name in start.unset:
+        environ.pop(name, None)
+    # Where modules are, and the tokens of the container, is known here and not to the driver.
+    places = [*start.environ.get("PYTHONPATH", "").split(os.pathsep), *own.get("PYTHONPATH", "").split(os.pathsep)]
+    if kept := [place for place in dict.fromkeys([*places, *folders]) if place]:
+        environ["PYTHONPATH"] = os.pathsep.join(kept)
+    if (tokens := own.get("HADOOP_TOKEN_FILE_LOCATION")) is not None:
+        environ["HADOOP_TOKEN_FILE_LOCATION"] = tokens
+    if gpus:
+        environ |= variables(spark_gpus=tuple(gpus))
+    return environ
+
+
+def spark_folders(path: Iterable[str]) -> list[str]:
+    """The entries of the worker's import path that come with the job: --py-files, addPyFile."""
+    from pyspark import SparkFiles
+
+    root = os.path.realpath(SparkFiles.getRootDirectory())
+    return [entry for entry in path if entry and os.path.realpath(entry).startswith(root)]
+
+
+def _in_words(code: int | None) -> str:
+    return "no exit code" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
