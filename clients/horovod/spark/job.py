@@ -235,7 +235,7 @@ class Job:
             sentence = (
                 "Timed out waiting for Spark tasks to start. Please check that you have enough resources to run all "
                 f"processes: each is one task of Spark. {len(self._tasks.running)} of {needed} tasks were there after "
-                f"{request.start_timeout_s:g} s. Where executors come on demand, a longer start_timeout gives them time."
+                f"{request.start_timeout_s:g} s. Where executors come on demand, give a longer start_timeout."
             )
             raise TimeoutException(coded(LaunchCode.TOO_FEW_RESOURCES, sentence))
         if request.elastic is None:
@@ -274,8 +274,8 @@ class Job:
         if not self._failures:
             raise RuntimeError(of_spark(str(self._spark_error)))
         sentence = (
-            f"{sentence_of(cause_of(self._failures[-1:]))}\n\nSpark did not run this task again: it has failed as often "
-            "as spark.task.maxFailures allows (with a local master the number F of local[N,F])."
+            f"{sentence_of(cause_of(self._failures[-1:]))}\n\nSpark did not run this task again: it failed as often as "
+            "spark.task.maxFailures allows (with a local master the number F of local[N,F])."
         )
         raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence))
 

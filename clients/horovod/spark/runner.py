@@ -49,9 +49,9 @@ def run(
     nics: the network interfaces to use, where the addresses that Spark knows are not the right ones.
     executable: the Python of the processes, default that of the executors.
 
-    Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process fails;
-    the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when there are
-    too few slots.
+    Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process
+    fails; the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when
+    there are too few slots.
     """
     _check_controller(use_mpi, use_gloo, extra_mpi_args)
     cluster, parallelism = _cluster()
@@ -92,8 +92,8 @@ def run_elastic(
     min_np: int | None = None,
     max_np: int | None = None,
 ) -> list[Any]:
-    """As `run`, for a function that is written for it (hvd.elastic.run): the job goes on when processes fail or executors
-    are lost, with as few as `min_num_proc`, and takes in those that come, up to `max_num_proc`.
+    """As `run`, for a function that is written for it (hvd.elastic.run): the job goes on when processes fail or
+    executors are lost, with as few as `min_num_proc`, and takes in those that come, up to `max_num_proc`.
 
     Spark runs tasks that failed again, as often as spark.task.maxFailures says; survivors keep their processes and what
     they have in memory. start_timeout: until `min_num_proc` tasks have started. elastic_timeout: how long fewer than
@@ -110,7 +110,8 @@ def run_elastic(
     size = _count(num_proc, "num_proc", parallelism)
     fewest, most = _count(min_num_proc, "min_num_proc", size), _count(max_num_proc, "max_num_proc", size)
     if not fewest <= size <= most:
-        sentence = f"min_num_proc must be at most num_proc, and that at most max_num_proc; they are {fewest}, {size} and {most}."
+        numbers = f"{fewest}, {size} and {most}"
+        sentence = f"min_num_proc must be at most num_proc, and that at most max_num_proc; they are {numbers}."
         raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
     if reset_limit is not None and (isinstance(reset_limit, bool) or reset_limit < 0):
         raise ValueError(coded(SettingCode.INVALID_SETTING, f"reset_limit must be >= 0, not {reset_limit!r}."))

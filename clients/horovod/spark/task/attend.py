@@ -50,7 +50,7 @@ class Order:
 
 
 def attended(order: Order, partitions: Iterable[Any]) -> Iterator[int]:
-    """What a task runs; `partitions` are numbers, of which it gets one. RuntimeError where Spark is to know a failure."""
+    """What a task runs; `partitions` are numbers, of which it gets one. RuntimeError: Spark is to know a failure."""
     for partition in partitions:
         attend(order, partition)
         yield partition

@@ -35,7 +35,7 @@ class Came:
 
 @dataclass(frozen=True)
 class Start:
-    """environ: added to the variables of the task. unset: removed from them. python: the interpreter; "": the task's."""
+    """environ: added to the task's variables. unset: removed from them. python: the interpreter; "": the task's."""
 
     environ: dict[str, str] = field(repr=False)
     unset: list[str]
