@@ -47,8 +47,10 @@ class Attempt:
 
 class Policy:
     """What is called in the coordinator's event loop. `came`: a task waits for its order; `ended`: its process has
-    ended, or the task was lost.
+    ended, or the task was lost. keeps_failed: a task whose process has failed waits until `Tasks.release_failed`.
     """
+
+    keeps_failed = False
 
     def came(self, attempt: Attempt) -> None: ...
 
@@ -68,6 +70,8 @@ class Tasks:
         self._waiting: dict[int, list[asyncio.Future[bool]]] = {}
         self._refused = ""
         self._is_over = False
+        self._is_released = False
+        self._failed: list[Attempt] = []  # that wait
         self._loop: asyncio.AbstractEventLoop | None = None
         self._room = asyncio.Event()
         sink.room = self._on_room
@@ -92,6 +96,16 @@ class Tasks:
         """Tasks that come from now on, or wait for another one to end, fail with this sentence."""
         self._refused = sentence
         self.call(self._wake_all)
+
+    def release_failed(self) -> None:
+        """Tasks whose processes have failed may end."""
+
+        def release() -> None:
+            self._is_released = True
+            for attempt in self._failed:
+                attempt.orders.put_nowait(Release())
+
+        self.call(release)
 
     def finish(self) -> None:
         """The work is done: tasks that come from now on have nothing to do."""
@@ -129,10 +143,12 @@ class Tasks:
                 await self._read(attempt, requests)
         finally:  # also where gRPC cancels the call, since the task is lost
             self._over(attempt)
-            if attempt.ended is not None:
-                attempt.orders.put_nowait(Release())
-            else:
+            if attempt.ended is None:
                 writing.cancel()
+            elif self._policy.keeps_failed and attempt.has_failed and not self._is_released:
+                self._failed.append(attempt)
+            else:
+                attempt.orders.put_nowait(Release())
         await writing
 
     async def _read(self, attempt: Attempt, requests: AsyncIterator[bytes]) -> None:

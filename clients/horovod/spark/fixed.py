@@ -13,6 +13,8 @@ from horovod.spark.task.messages import Refused, Start
 class FixedSize(Policy):
     """Called in the coordinator's event loop, with the condition of its Tasks held."""
 
+    keeps_failed = True  # else Spark would believe that a job has done its work whose processes have all failed
+
     def __init__(
         self,
         size: int,

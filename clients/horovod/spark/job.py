@@ -295,6 +295,8 @@ class Job:
             tasks.wait(lambda: has_cause(self._failures) or not tasks.running, _VICTIMS_S)
             if not cause_of(self._failures).was_ended:  # a peer that notices may be faster than what ends a process
                 tasks.wait(lambda: cause_of(self._failures).was_ended or not tasks.running, AFTERMATH_S)
+            if not has_cause(self._failures) and (silent := sorted(self._fixed.done - self._exchange.results.keys())):
+                raise RuntimeError(function.no_result(silent[0], self._host_of(silent[0])))
             raise RuntimeError(sentence_of(cause_of(self._failures)))
         if self._spark_ended:
             raise RuntimeError(of_spark(str(self._spark_error)))
@@ -308,16 +310,21 @@ class Job:
         self._cluster.cancel(reason.partition("\n")[0])
         if not self._interrupted:
             self._tasks.tell_all(End())
+        self._tasks.release_failed()
         self._tasks.wait(lambda: not self._tasks.running, _ENDING_S)
 
     def _collected(self) -> list[Any]:
         arrived = self._arrived()
         if self._elastic is not None:
             return function.of_last_world(arrived)
-        hosts = {self._fixed.ranks[one.came.partition]: one.came.host for one in self._fixed.attempts.values()}
         if silent := [rank for rank in range(self._request.size) if rank not in arrived]:
-            raise RuntimeError(function.no_result(silent[0], hosts[silent[0]]))
+            raise RuntimeError(function.no_result(silent[0], self._host_of(silent[0])))
         return [pickle.loads(arrived[rank].value) for rank in range(self._request.size)]  # noqa: S301
+
+    def _host_of(self, rank: int) -> str:
+        return next(
+            one.came.host for one in self._fixed.attempts.values() if self._fixed.ranks[one.came.partition] == rank
+        )
 
     def _arrived(self) -> dict[int, function.Result]:
         return {rank: function.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
@@ -337,7 +344,8 @@ class Job:
             is_own=True,
             job=self._name,
         )
-        return Start(rank_environment(on, place, incarnation=attempt.number), self._unset, self._request.python)
+        environ = rank_environment(on, place, incarnation=attempt.number)
+        return Start(environ, self._unset, self._request.python, fails_task=self._elastic is not None)
 
     def _failed(self, attempt: Attempt, rank: int) -> None:
         """Told to the others at once: in their world, or where they join one, by the coordinator."""

@@ -89,6 +89,7 @@ class _Task:
         self._running: asyncio.Task[None] | None = None
         self._failure = ""
         self._has_ended = False
+        self._fails_task = False
         self._opened = contextlib.ExitStack()
 
     async def run(self) -> str:
@@ -114,7 +115,9 @@ class _Task:
                 sending.cancel()
                 with contextlib.suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
                     await sending
-        return told if told and not self._has_ended else self._failure
+        if self._has_ended:
+            return self._failure if self._fails_task else ""
+        return told
 
     async def _send(self, call: Any) -> None:
         try:
@@ -141,6 +144,7 @@ class _Task:
         return "" if self._has_ended else coded(LaunchCode.RANK_FAILED, "The driver has ended this task.")
 
     def _start(self, start: Start) -> None:
+        self._fails_task = start.fails_task
         command = [start.python or sys.executable, "-c", function.PROGRAM, function.BY_COORDINATOR]
         environ = environment(os.environ, start, self._came.gpus, spark_folders(sys.path)) | self._trust
         slot = Slot(0, command, environ, descriptors=self._descriptors)

@@ -35,11 +35,15 @@ class Came:
 
 @dataclass(frozen=True)
 class Start:
-    """environ: added to the task's variables. unset: removed from them. python: the interpreter; "": the task's."""
+    """environ: added to the task's variables. unset: removed from them. python: the interpreter; "": the task's.
+
+    fails_task: the task fails with its process, so that Spark runs it again.
+    """
 
     environ: dict[str, str] = field(repr=False)
     unset: list[str]
     python: str
+    fails_task: bool
 
 
 @dataclass(frozen=True)
