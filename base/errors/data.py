@@ -27,6 +27,7 @@ class DataCode(ErrorCode):
         "different-shapes",
         "Lists or vectors of one column have unlike sizes. Make them alike before the data is written.",
     )
+    TOO_FEW_ROWS = ("too-few-rows", "There are no rows to train or to validate with, or fewer than processes.")
     NOTHING_TO_REPEAT = (
         "nothing-to-repeat",
         "An endless reader has no rows to repeat: the data set has fewer rows than there are ranks. Use fewer ranks.",

@@ -1,0 +1,139 @@
+"""The batches that one rank trains or validates with, read from the store."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod.data.parquet.reader import ParquetReader
+from horovod.spark.common import constants
+from horovod.spark.common.steps import Epoch
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data in a store, and how they are read; sent to the ranks.
+
+    steps: of an epoch; None: until each row was used. sparse: sizes of the columns that are stored as sparse ones.
+    """
+
+    path: str
+    columns: tuple[str, ...]
+    total: int
+    batch_size: int
+    steps: int | None
+    shuffle: bool
+    seed: int
+    workers: int
+    cache: bool
+    sparse: dict[str, int]
+    transformation: Transformation | None
+    storage_options: dict[str, Any] | None = None
+
+    def steps_in_epoch(self, size: int) -> int:
+        return self.steps or Epoch(self.total, size, self.batch_size).steps
+
+
+@dataclass(frozen=True)
+class Transformation:
+    """transformation_fn: from a pandas DataFrame to one, with what it says of the columns that come out."""
+
+    function: Callable[[Any], Any] | None
+    edited: Sequence[tuple[Any, ...]] | None
+    removed: Sequence[str] | None
+
+    def __call__(self, batch: Batch) -> Batch:
+        import pandas as pd
+
+        columns = {name: array if array.ndim == 1 else list(array) for name, array in batch.items()}
+        frame = pd.DataFrame(columns)
+        if self.function is not None:
+            frame = self.function(frame)
+        shapes = {field[0]: (field[1], field[2]) for field in self.edited or ()}
+        changed = {}
+        for name in frame.columns:
+            if name not in (self.removed or ()):
+                changed[str(name)] = _array(frame[name], *shapes.get(name, (None, None)))
+        return changed
+
+
+def _array(series: Any, dtype: Any, shape: Sequence[int | None] | None) -> np.ndarray:
+    values = series.to_numpy()
+    if values.dtype == object and len(values) and not isinstance(values[0], (str, bytes)):
+        values = np.stack([np.asarray(value) for value in values])
+    if dtype is not None:
+        values = values.astype(dtype)
+    if shape:
+        values = values.reshape(len(values), *(-1 if dimension is None else dimension for dimension in shape))
+    return values
+
+
+class Batches:
+    """A rank's batches, epoch by epoch."""
+
+    def __init__(self, source: Source, rank: int, size: int) -> None:
+        self.steps = source.steps_in_epoch(size)
+        self._source = source
+        self._rank = rank
+        self._epoch = Epoch(source.total, size, source.batch_size)
+        self._reader = ParquetReader(
+            source.path,
+            source.columns,
+            batch_size=source.batch_size,
+            rank=rank,
+            size=size,
+            shuffle=source.shuffle,
+            seed=source.seed,
+            epochs=1 if source.steps is None else None,
+            transformation_fn=source.transformation,
+            workers=source.workers,
+            cache=source.cache,
+            sparse=source.sparse,
+            storage_options=source.storage_options,
+        )
+        self._stream: Iterator[Batch] | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether some step's scale is not 1."""
+        return self._source.steps is None and not self._epoch.even
+
+    def of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
+        """Batches of an epoch, with the number of rows that count and what their mean loss is multiplied by.
+
+        With a given number of steps, an epoch goes on in the data where the one before has ended.
+        """
+        if self._source.steps is not None:
+            for batch in itertools.islice(self._from(epoch), self.steps):
+                yield batch, self._source.batch_size, 1.0
+            return
+        self._reader.set_epoch(epoch)
+        last: Batch = {}
+        step = 0
+        for step, last in enumerate(self._reader, 1):
+            yield last, self._epoch.rows(self._rank, step - 1), self._epoch.scale(self._rank, step - 1)
+        if step < self.steps and last:
+            yield {name: array[:1] for name, array in last.items()}, 0, 0.0
+
+    def _from(self, epoch: int) -> Iterator[Batch]:
+        if self._stream is None:
+            self._reader.set_epoch(0)
+            self._stream = iter(self._reader)
+            for _ in itertools.islice(self._stream, epoch * self.steps):
+                pass  # the batches of the epochs that a resumed run has behind it
+        return self._stream
+
+
+def sparse_sizes(metadata: dict[str, dict[str, Any]], columns: Sequence[str]) -> dict[str, int]:
+    """The sizes of those columns that are stored as sparse ones."""
+    return {
+        name: metadata[name]["shape"]
+        for name in columns
+        if metadata[name]["intermediate_format"] == constants.CUSTOM_SPARSE
+    }

@@ -1,0 +1,189 @@
+"""How the columns of a DataFrame look: types and sizes, counted by Spark in one pass, and what is stored for them.
+
+on disk ("intermediate format")
+nochange               numbers and lists as they are, and dense vectors in metadata read from Parquet
+array                  a vector as a list of all its values
+custom_sparse_format   a vector as [n, n indices, n values, zeros], 1 + 2 * max_size numbers for all rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    FractionalType,
+    IntegralType,
+    StringType,
+    TimestampType,
+)
+
+from horovod.base.errors import DataCode
+from horovod.spark.common import constants
+from horovod.spark.common.params import refused
+
+Metadata = dict[str, dict[str, Any]]
+
+_PYTHON_TYPES: Final[tuple[tuple[type[DataType], type], ...]] = (
+    (BooleanType, bool),
+    (IntegralType, int),
+    (FractionalType, float),
+    (StringType, str),
+    (BinaryType, bytearray),
+    (ArrayType, list),
+    (DateType, object),
+    (TimestampType, object),
+)
+_SPARSE, _DENSE = 0, 1  # the first field of a VectorUDT
+
+
+def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[str, int]]:
+    """For each column: the Python types of its values, how many numbers a value has, and how many must be stored.
+
+    Numbers have one. A list or a dense vector has as many as it is long, all of which are stored; of sparse vectors as
+    many as the fullest one has entries that are not zero. type(None) is among the types where a value is missing.
+
+    Raises:
+        ValueError: lists or vectors of one column have different lengths, or a type is none that can be trained on.
+    """
+    if not df.columns:
+        return {}, {}, {}
+    fields = {field.name: field.dataType for field in df.schema.fields}
+    questions: list[Column] = []
+    for place, (name, kind) in enumerate(fields.items()):
+        questions += [answer.alias(f"{place}_{what}") for what, answer in _questions(name, kind).items()]
+    row = df.agg(*questions).first()
+    assert row is not None
+    types: dict[str, set[type]] = {}
+    shapes: dict[str, int] = {}
+    max_sizes: dict[str, int] = {}
+    for place, (name, kind) in enumerate(fields.items()):
+        answers = {what: row[f"{place}_{what}"] or 0 for what in _questions(name, kind)}
+        types[name] = {type(None)} if answers["missing"] else set()
+        if answers.get("least", 0) != answers.get("most", 0):
+            raise refused(
+                f"column {name!r} has values of different lengths, from {answers['least']} to {answers['most']}: "
+                "rows of a batch must have one shape. Pad or cut them.",
+                DataCode.DIFFERENT_SHAPES,
+            )
+        shapes[name] = max_sizes[name] = answers.get("most", 1)
+        if not isinstance(kind, VectorUDT):
+            types[name] |= {_python_type(name, kind)} if answers["present"] else set()
+            continue
+        types[name] |= {DenseVector} if answers["dense"] else set()
+        types[name] |= {SparseVector} if answers["sparse"] else set()
+        if not answers["dense"] and answers["sparse"]:
+            max_sizes[name] = answers["entries"]
+    return types, shapes, max_sizes
+
+
+def _questions(name: str, kind: DataType) -> dict[str, Column]:
+    column = F.col(_quoted(name))
+    found = {"missing": F.count(F.when(column.isNull(), 1)), "present": F.count(column)}
+    if isinstance(kind, VectorUDT):
+        vector = F.unwrap_udt(column)
+        length = F.when(vector["type"] == _SPARSE, vector["size"]).otherwise(F.size(vector["values"]))
+        found |= {
+            "dense": F.count(F.when(vector["type"] == _DENSE, 1)),
+            "sparse": F.count(F.when(vector["type"] == _SPARSE, 1)),
+            "entries": F.max(F.size(vector["indices"])),
+        }
+    elif isinstance(kind, ArrayType):
+        length = F.size(column)
+    else:
+        return found
+    length = F.when(column.isNotNull(), length)  # the size of NULL is -1 where Spark is told so
+    return found | {"least": F.min(length), "most": F.max(length)}
+
+
+def _python_type(name: str, kind: DataType) -> type:
+    for known, python_type in _PYTHON_TYPES:
+        if isinstance(kind, known):
+            return python_type
+    raise refused(
+        f"column {name!r} is of type {kind.simpleString()}: numbers, lists of numbers and vectors can be trained on.",
+        DataCode.UNSUPPORTED_COLUMN,
+    )
+
+
+def metadata_of(df: DataFrame) -> Metadata:
+    """What is stored of each column, where sparse vectors stay sparse."""
+    types, shapes, max_sizes = col_info(df)
+    metadata: Metadata = {}
+    for field in df.schema.fields:
+        found = types[field.name] - {type(None)}
+        is_sparse = found == {SparseVector}
+        spark_type: type = type(field.dataType)
+        stored = constants.NOCHANGE
+        if isinstance(field.dataType, VectorUDT):
+            spark_type = SparseVector if is_sparse else DenseVector
+            stored = constants.CUSTOM_SPARSE if is_sparse else constants.ARRAY
+        metadata[field.name] = {
+            "spark_data_type": spark_type,
+            "is_sparse_vector_only": is_sparse,
+            "shape": shapes[field.name],
+            "intermediate_format": stored,
+            "max_size": max_sizes[field.name],
+        }
+    return metadata
+
+
+def without_missing(df: DataFrame, types: dict[str, set[type]], columns: Iterable[str]) -> None:
+    """ValueError if one of these columns has a row without a value."""
+    missing = [name for name in columns if type(None) in types[name]]
+    if missing:
+        count = df.filter(" OR ".join(f"{_quoted(name)} IS NULL" for name in missing)).count()
+        raise refused(
+            f"{count} rows have no value in {' or '.join(map(repr, missing))}. Drop or fill them: df.dropna().",
+            DataCode.NULL_VALUE,
+        )
+
+
+def stored(df: DataFrame, metadata: Metadata) -> DataFrame:
+    """The columns as they are written to Parquet. Beside a vector, single precision becomes double, as vectors have."""
+    has_vectors = any(isinstance(field.dataType, VectorUDT) for field in df.schema.fields)
+    columns = []
+    for field in df.schema.fields:
+        column = F.col(_quoted(field.name))
+        if isinstance(field.dataType, VectorUDT):
+            if metadata[field.name]["intermediate_format"] == constants.CUSTOM_SPARSE:
+                column = _compressed(column, metadata[field.name]["max_size"])
+            else:
+                column = vector_to_array(column)
+        elif has_vectors and isinstance(field.dataType, FloatType):
+            column = column.cast(DoubleType())
+        columns.append(column.alias(field.name))
+    return df.select(*columns)
+
+
+def _compressed(column: Column, max_size: int) -> Column:
+    vector = F.unwrap_udt(column)
+    count = F.size(vector["indices"])
+    zeros = F.array_repeat(F.lit(0.0), 2 * (F.lit(max_size) - count))
+    indices = F.transform(vector["indices"], lambda index: index.cast("double"))
+    return F.concat(F.array(count.cast("double")), indices, vector["values"], zeros)
+
+
+def as_arrays(df: DataFrame, columns: Iterable[str]) -> list[Column]:
+    """These columns as a UDF can take them: vectors as lists."""
+    kinds = {field.name: field.dataType for field in df.schema.fields}
+    found = []
+    for name in columns:
+        column = F.col(_quoted(name))
+        found.append(vector_to_array(column) if isinstance(kinds[name], VectorUDT) else column)
+    return found
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,203 @@
+"""What estimators of all frameworks do alike: prepare data, check, run the training on all ranks, make a model of it.
+
+    fit(df)            the DataFrame goes to the store as Parquet files, which are trained on
+    fit_on_parquet()   the files are in the store already
+    transform(df)      the model's predictions as new columns (transform.py)
+
+A run is a folder of the store with a name, run_id. Its checkpoint is written after each epoch; fitting with the run_id
+of a run that has one goes on behind it, until `epochs` are done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from typing import Any
+
+from pyspark.ml import Estimator, Model
+from pyspark.sql import DataFrame
+
+from horovod.base.errors import TrainingCode
+from horovod.spark.common import util
+from horovod.spark.common.backend import Backend, SparkBackend
+from horovod.spark.common.batches import Source, Transformation, sparse_sizes
+from horovod.spark.common.columns import Metadata
+from horovod.spark.common.params import EstimatorParams, ModelParams, refused
+from horovod.spark.common.serialization import Saved
+from horovod.spark.common.transform import transformed
+
+
+class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
+    """Trains a model on the rows of a DataFrame. Subclasses know a framework."""
+
+    _framework = "horovod"
+
+    def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
+        """A model trained on the Parquet files that are in the store: those at get_train_data_path(dataset_idx).
+
+        Those at get_val_data_path(dataset_idx), where there are some, are for validation.
+
+        params: values of parameters for this call, as in fit().
+        """
+        if params:
+            return self.copy(params)._fit_on_parquet(dataset_idx)
+        return self._fit_on_parquet(dataset_idx)
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        self._check_params(None)
+        self._check_validation(dataset.columns)
+        backend = self._get_or_create_backend()
+        with util.prepare_data(
+            backend.num_processes(),
+            self.getOrDefault("store"),
+            dataset,
+            label_columns=self.getOrDefault("label_cols"),
+            feature_columns=self.getOrDefault("feature_cols"),
+            validation=self.getOrDefault("validation"),
+            sample_weight_col=self.getOrDefault("sample_weight_col"),
+            compress_sparse=self.getOrDefault("compress_sparse_cols"),
+            partitions_per_process=self.getOrDefault("partitions_per_process"),
+            verbose=self.getOrDefault("verbose"),
+            random_seed=self.getOrDefault("random_seed"),
+        ) as dataset_idx:
+            return self._fit_on_prepared(backend, util.get_dataset_properties(dataset_idx), dataset_idx)
+
+    def _fit_on_parquet(self, dataset_idx: int | None) -> Any:
+        self._check_params(None)
+        backend = self._get_or_create_backend()
+        properties = util.get_simple_meta_from_parquet(
+            self.getOrDefault("store"),
+            label_columns=self.getOrDefault("label_cols"),
+            feature_columns=self.getOrDefault("feature_cols"),
+            sample_weight_col=self.getOrDefault("sample_weight_col"),
+            dataset_idx=dataset_idx,
+        )
+        if properties[0] < backend.num_processes():
+            raise refused(
+                f"there are {properties[0]} rows to train with, fewer than {backend.num_processes()} processes."
+            )
+        return self._fit_on_prepared(backend, properties, dataset_idx)
+
+    def _fit_on_prepared(
+        self, backend: Backend, properties: tuple[int, int, Metadata, float], dataset_idx: int | None
+    ) -> Any:
+        train_rows, val_rows, metadata, avg_row_size = properties
+        self._check_params(metadata)
+        return self._fit_on_prepared_data(backend, train_rows, val_rows, metadata, avg_row_size, dataset_idx)
+
+    def _fit_on_prepared_data(
+        self,
+        backend: Any,
+        train_rows: int,
+        val_rows: int,
+        metadata: Metadata,
+        avg_row_size: float,
+        dataset_idx: int | None = None,
+    ) -> Any:
+        """Trains on data in the store and returns the model."""
+        raise NotImplementedError
+
+    def _get_or_create_backend(self) -> Any:
+        """The backend that was given, or one of Spark with num_proc ranks."""
+        backend, num_proc = self.getOrDefault("backend"), self.getOrDefault("num_proc")
+        if backend is not None and num_proc is not None:
+            raise refused(
+                "backend and num_proc are both given: a backend knows its number of processes. Leave one out.",
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+            )
+        return backend if backend is not None else SparkBackend(num_proc, verbose=self.getOrDefault("verbose"))
+
+    def _get_or_create_run_id(self) -> str:
+        given: str | None = self.getOrDefault("run_id")
+        return given or f"{self._framework}_{int(time.time())}_{secrets.token_hex(2)}"
+
+    def _has_checkpoint(self, run_id: str) -> bool:
+        """Whether the store has a checkpoint of this run."""
+        store = self.getOrDefault("store")
+        return bool(store.saving_runs() and store.exists(store.get_checkpoint_path(run_id)))
+
+    def _sources(
+        self, train_rows: int, val_rows: int, metadata: Metadata, seed: int, dataset_idx: int | None
+    ) -> tuple[Source, Source | None]:
+        """What the ranks read."""
+        get = self.getOrDefault
+        store = get("store")
+        weight = [get("sample_weight_col")] if get("sample_weight_col") else []
+        columns = tuple(dict.fromkeys([*get("feature_cols"), *get("label_cols"), *weight]))
+        changes = [get(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")]
+        common: dict[str, Any] = {
+            "columns": columns,
+            "seed": seed,
+            "cache": get("inmemory_cache_all"),
+            "sparse": sparse_sizes(metadata, columns),
+            "transformation": Transformation(*changes) if any(changes) else None,
+            "storage_options": store.get_storage_options(),
+        }
+        train = Source(
+            path=store.get_train_data_path(dataset_idx),
+            total=train_rows,
+            batch_size=get("batch_size"),
+            steps=get("train_steps_per_epoch"),
+            shuffle=get("shuffle"),
+            workers=get("train_reader_num_workers"),
+            **common,
+        )
+        if not val_rows:
+            return train, None
+        val = Source(
+            path=store.get_val_data_path(dataset_idx),
+            total=val_rows,
+            batch_size=get("val_batch_size") or get("batch_size"),
+            steps=get("validation_steps_per_epoch"),
+            shuffle=False,
+            workers=get("val_reader_num_workers"),
+            **common,
+        )
+        return train, val
+
+    def _seed(self) -> int:
+        given: int | None = self.getOrDefault("random_seed")
+        return given if given is not None else secrets.randbits(31)
+
+    def _check_params(self, metadata: Metadata | None) -> None:
+        """ValueError for parameters that make no sense; metadata is None before the data are prepared."""
+        super()._check_params(metadata)
+        if self.getOrDefault("shuffle_buffer_size") is not None:
+            warnings.warn(
+                "shuffle_buffer_size has no effect; shuffle=False keeps rows in order.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        if metadata is not None and not any(
+            self.getOrDefault(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")
+        ):
+            self._check_shapes(metadata)
+
+    def _check_shapes(self, metadata: Metadata) -> None:
+        """ValueError unless the columns fit the model, as far as its shapes are known."""
+
+
+class HorovodModel(ModelParams, Saved, Model):
+    """A trained model as a transformer of Spark ML. Subclasses know a framework."""
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        return transformed(dataset, self)
+
+    def get_prediction_fn(self) -> Any:
+        """A function (model, row) -> list of arrays, one for each label, for subclasses that predict row by row."""
+        raise NotImplementedError
+
+    def _predictor(self) -> Any:
+        """What predicts batches in the executors: called with a list of arrays, one for each feature column, it returns
+        a list of arrays, one for each label. It can be pickled.
+        """
+        raise NotImplementedError
+
+    def _predicts_rows(self) -> bool:
+        """Whether a subclass of somebody else brings its own get_prediction_fn."""
+        return not type(self).get_prediction_fn.__module__.startswith("horovod.spark.")
+
+    def _row_model(self) -> Any:
+        """The model as get_prediction_fn's function gets it in the executors."""
+        return self.getOrDefault("model")

@@ -1,0 +1,166 @@
+"""From a DataFrame to Parquet files in a store, which ranks read (horovod.data.parquet).
+
+The DataFrame is computed once and kept by Spark until both parts are written, so that a source that answers differently
+each time can't lose a row or give it to both parts. Rows are counted by the footers of what was written.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import BooleanType, NumericType
+
+from horovod.base.errors import DataCode
+from horovod.spark.common import constants
+from horovod.spark.common.cache import Properties
+from horovod.spark.common.columns import Metadata, col_info, metadata_of, stored, without_missing
+from horovod.spark.common.params import check_validation, refused
+
+_MARK: Final = "__horovod_validation"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be prepared. Columns are those that the training reads; `validation` may name another."""
+
+    columns: tuple[str, ...]
+    validation: float | str | None
+    compress_sparse: bool
+    num_processes: int
+    partitions_per_process: int | None
+    random_seed: int | None = None
+
+    def check(self, df: DataFrame) -> None:
+        """ValueError if the DataFrame lacks a column, or can't be split so."""
+        check_columns(df.columns, self.columns)
+        check_validation(self.validation, df.columns)
+        if isinstance(self.validation, str):
+            kind = df.schema[self.validation].dataType
+            if not isinstance(kind, (BooleanType, NumericType)):
+                raise refused(
+                    f"the validation column {self.validation!r} is of type {kind.simpleString()}: "
+                    "it must be a boolean, or a number that is above 0 for rows to validate with."
+                )
+
+
+def check_columns(there: Sequence[str], wanted: Sequence[str]) -> None:
+    """ValueError if one of `wanted` is not `there`."""
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise refused(
+            f"there is no column {', '.join(map(repr, missing))}; there are {list(there)}.", DataCode.MISSING_COLUMN
+        )
+
+
+def prepare(df: DataFrame, request: Request, train_path: str, val_path: str, store: Any, verbose: int) -> Properties:
+    """Writes the rows to train and those to validate with, each to its path.
+
+    Raises:
+        ValueError: a row lacks a value, values of a column differ in shape, or a part would be empty.
+    """
+    request.check(df)
+    marked = _marked(df, request).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        data = marked.drop(_MARK)
+        types, _, _ = col_info(data)
+        without_missing(marked, types, request.columns)
+        metadata = _metadata(data, request.compress_sparse)
+        parts = [(train_path, "training", F.lit(True))]
+        if request.validation:
+            parts = [(train_path, "training", ~F.col(_MARK)), (val_path, "validation", F.col(_MARK))]
+        rows, row_bytes = [], 0.0
+        for path, purpose, belongs in parts:
+            if verbose:
+                print(f"horovod.spark: writing {purpose} data to {path}", flush=True)
+            _write(stored(marked.filter(belongs).drop(_MARK), metadata), path, request)
+            written = count_rows(store, path)
+            rows.append(written.rows)
+            row_bytes = row_bytes or written.row_bytes
+            _check_rows(written.rows, purpose, request)
+        if verbose:
+            print(f"horovod.spark: {' + '.join(map(str, rows))} rows", flush=True)
+    finally:
+        marked.unpersist()
+    return Properties(rows[0], rows[1] if len(rows) > 1 else 0, metadata, row_bytes)
+
+
+def _marked(df: DataFrame, request: Request) -> DataFrame:
+    """The columns, and a boolean that marks the rows to validate with."""
+    columns: list[Column] = [F.col(f"`{name}`") for name in dict.fromkeys(request.columns)]
+    mark = F.lit(False)
+    if isinstance(request.validation, str):
+        given = F.col(f"`{request.validation}`")
+        is_boolean = isinstance(df.schema[request.validation].dataType, BooleanType)
+        mark = F.coalesce(given if is_boolean else given > 0, F.lit(False))
+    elif request.validation:
+        seed = request.random_seed if request.random_seed is not None else secrets.randbits(31)
+        mark = F.rand(seed) < request.validation
+    return df.select(*columns, mark.alias(_MARK))
+
+
+def _metadata(df: DataFrame, compress_sparse: bool) -> Metadata:
+    metadata = metadata_of(df)
+    if not compress_sparse:
+        uncompressed(metadata)
+    return metadata
+
+
+def uncompressed(metadata: Metadata) -> None:
+    """Vectors as they are described where all are stored with all their values."""
+    for column in metadata.values():
+        if column["intermediate_format"] != constants.NOCHANGE:
+            column.update(
+                spark_data_type=_dense(),
+                is_sparse_vector_only=False,
+                intermediate_format=constants.NOCHANGE,
+                max_size=None,
+            )
+
+
+def _dense() -> type:
+    from pyspark.ml.linalg import DenseVector
+
+    return DenseVector
+
+
+def _write(df: DataFrame, path: str, request: Request) -> None:
+    if request.partitions_per_process is not None:
+        # Round robin, so that ranks, which get neighbouring rows, do not get unlike ones where the source is sorted.
+        df = df.repartition(request.num_processes * request.partitions_per_process)
+    df.write.mode("overwrite").parquet(path)
+
+
+def _check_rows(rows: int, purpose: str, request: Request) -> None:
+    if not rows:
+        said = f" (validation={request.validation!r})" if request.validation else ""
+        raise refused(f"there are no rows for {purpose}{said}.", DataCode.TOO_FEW_ROWS)
+    if purpose == "training" and rows < request.num_processes:
+        raise refused(
+            f"there are {rows} rows to train with, fewer than the {request.num_processes} processes. Ask for fewer: "
+            "num_proc.",
+            DataCode.TOO_FEW_ROWS,
+        )
+
+
+@dataclass(frozen=True)
+class Written:
+    """Rows of a Parquet data set, and bytes of a row before compression."""
+
+    rows: int
+    row_bytes: float
+
+
+def count_rows(store: Any, path: str) -> Written:
+    """By the footers of the files, so exactly, and without reading data."""
+    rows = total_bytes = 0
+    for fragment in store.get_parquet_dataset(path).fragments:
+        for group in fragment.row_groups:
+            rows += group.num_rows
+            total_bytes += group.total_byte_size
+    return Written(rows, total_bytes / rows if rows else 0.0)

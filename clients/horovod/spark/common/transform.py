@@ -1,0 +1,156 @@
+"""Predictions as columns of a DataFrame, made in the executors, batch by batch, by way of Arrow.
+
+A prediction of one number becomes a column of the label's type, if that has a fraction or the prediction has none, else
+double; one of several numbers becomes a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import DenseVector, SparseVector, Vectors, VectorUDT
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FractionalType, NumericType, StructField, StructType
+
+from horovod.base.errors import TrainingCode
+from horovod.spark.common.columns import as_arrays
+from horovod.spark.common.params import refused
+from horovod.spark.common.preparation import check_columns
+
+_BATCH_ROWS: Final = 256
+_STRUCT: Final = "__horovod_output"
+
+
+def transformed(df: DataFrame, model: Any) -> DataFrame:
+    """`df` with a column for each label."""
+    outputs: list[str] = model.getOutputCols()
+    labels: list[str] = model.getOrDefault("label_columns")
+    features: list[str] = model.getOrDefault("feature_columns")
+    if len(outputs) != len(labels):
+        raise refused(f"output_cols are {outputs}, for the labels {labels}: give one for each.")
+    if taken := [name for name in outputs if name in df.columns]:
+        raise refused(
+            f"the DataFrame has a column {', '.join(map(repr, taken))} already: drop it, or call setOutputCols().",
+            TrainingCode.CONTRADICTORY_ARGUMENTS,
+        )
+    if model._predicts_rows():
+        return _row_by_row(df, model, outputs)
+    check_columns(df.columns, features)
+    predict = model._predictor()
+    kinds = _kinds(df, model, features, predict)
+    fields = [
+        StructField(f"_{place}", ArrayType(DoubleType()) if isinstance(kind, VectorUDT) else kind)
+        for place, kind in enumerate(kinds)
+    ]
+    predictions = F.pandas_udf(_in_batches(predict, len(outputs)), StructType(fields))
+    result = df.withColumn(_STRUCT, predictions(*as_arrays(df, features)))
+    for place, (name, kind) in enumerate(zip(outputs, kinds, strict=True)):
+        value = F.col(f"{_STRUCT}._{place}")
+        result = result.withColumn(name, array_to_vector(value) if isinstance(kind, VectorUDT) else value)
+    return result.drop(_STRUCT)
+
+
+def _in_batches(predict: Callable[[list[np.ndarray]], list[np.ndarray]], count: int) -> Any:
+    import pandas as pd
+
+    def udf(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)  # one column comes without a tuple
+            rows = len(columns[0])
+            arrays = [_stacked(column) for column in columns]
+            parts: list[list[np.ndarray]] = [[] for _ in range(count)]
+            for start in range(0, rows, _BATCH_ROWS):
+                found = predict([array[start : start + _BATCH_ROWS] for array in arrays])
+                for part, values in zip(parts, found, strict=True):
+                    part.append(values.reshape(len(values), -1))
+            frame = {}
+            for place, part in enumerate(parts):
+                values = np.concatenate(part) if part else np.zeros((0, 1))
+                frame[f"_{place}"] = values[:, 0] if values.shape[1] == 1 else list(values.astype(np.float64))
+            yield pd.DataFrame(frame)
+
+    # Spark reads what kind of UDF it is off the annotations, which must be objects and not text.
+    udf.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.DataFrame]}
+    return udf
+
+
+def _stacked(column: Any) -> np.ndarray:
+    values = column.to_numpy()
+    return np.stack(values) if len(values) and isinstance(values[0], (np.ndarray, list)) else np.asarray(values)
+
+
+def _kinds(
+    df: DataFrame, model: Any, features: Sequence[str], predict: Callable[[list[np.ndarray]], list[np.ndarray]]
+) -> list[DataType]:
+    """The type of each prediction."""
+    metadata = model._get_metadata() or {}
+    labels = model.getOrDefault("label_columns")
+    if all(name in metadata and "prediction" in metadata[name] for name in labels):
+        found = [metadata[name]["prediction"] for name in labels]
+    else:  # trained by something else
+        row = df.select(*as_arrays(df, features)).first()
+        empty = [(1, True)] * len(labels)
+        found = empty if row is None else [kind_of(values) for values in predict([np.asarray([one]) for one in row])]
+    return [_kind(df, metadata, name, *one) for name, one in zip(labels, found, strict=True)]
+
+
+def kind_of(predictions: np.ndarray) -> tuple[int, bool]:
+    """Numbers in a row, and whether they may have a fraction: what metadata keeps of a label as "prediction"."""
+    return int(np.prod(predictions.shape[1:], dtype=int)), bool(np.issubdtype(predictions.dtype, np.inexact))
+
+
+def _kind(df: DataFrame, metadata: dict[str, Any], label: str, size: int, is_inexact: bool) -> DataType:
+    known: Any = df.schema[label].dataType if label in df.columns else None
+    if known is None and label in metadata:
+        described = metadata[label]["spark_data_type"]
+        known = VectorUDT() if described in (DenseVector, SparseVector) else described
+        known = known if isinstance(known, DataType) else _made(known)
+    if size != 1 or isinstance(known, VectorUDT):
+        return VectorUDT()
+    fits = isinstance(known, FractionalType) or (isinstance(known, NumericType) and not is_inexact)
+    return known if fits else DoubleType()
+
+
+def _made(kind: type) -> DataType | None:
+    try:
+        return kind()
+    except TypeError:  # a list's type needs that of its elements
+        return None
+
+
+def _row_by_row(df: DataFrame, model: Any, outputs: list[str]) -> DataFrame:
+    """For models of others, whose get_prediction_fn looks at whole rows."""
+    function, own_model = model.get_prediction_fn(), model._row_model()
+    metadata, labels = model._get_metadata() or {}, model.getOrDefault("label_columns")
+
+    def predict(row: Row) -> list[np.ndarray]:
+        found = function(own_model, row)
+        return [_numpy(value) for value in (found if isinstance(found, (list, tuple)) else [found])]
+
+    first = df.first()
+    found = predict(first) if first is not None else [np.zeros(1)] * len(outputs)
+    kinds = [
+        _kind(df, metadata, label, values.size, bool(np.issubdtype(values.dtype, np.inexact)))
+        for label, values in zip(labels, found, strict=True)
+    ]
+
+    def rows(partition: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
+        for row in partition:
+            values = []
+            for kind, prediction in zip(kinds, predict(row), strict=True):
+                numbers = prediction.reshape(-1)
+                values.append(Vectors.dense(numbers) if isinstance(kind, VectorUDT) else numbers[0].item())
+            yield (*row, *values)
+
+    added = [StructField(name, kind) for name, kind in zip(outputs, kinds, strict=True)]
+    return df.sparkSession.createDataFrame(df.rdd.mapPartitions(rows), StructType([*df.schema.fields, *added]))
+
+
+def _numpy(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)

@@ -1,0 +1,73 @@
+"""The loss of a batch: those of all labels together, weighted by label and by row."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from horovod.base.errors import TrainingCode
+from horovod.spark.common.params import refused
+
+
+class Losses:
+    """Called with outputs, labels and the weights of rows, or None, it returns what backward() is called on."""
+
+    def __init__(self, functions: Sequence[Callable[..., Any]], weights: Sequence[float] | None, device: Any) -> None:
+        self._functions = [one.to(device) if isinstance(one, torch.nn.Module) else one for one in functions]
+        self._weights = list(weights or [1.0] * len(functions))
+        self._scale = 1.0
+        self.last = 0.0  # the loss before it was scaled
+
+    def scaled(self, scale: float) -> Losses:
+        """The same, for a batch that counts `scale` times as much as another."""
+        self._scale = scale
+        return self
+
+    def __call__(self, outputs: Any, labels: Sequence[Any], sample_weights: Any = None) -> Any:
+        outputs = outputs if isinstance(outputs, (list, tuple)) else [outputs]
+        total: Any = 0.0
+        for function, weight, output, label in zip(self._functions, self._weights, outputs, labels, strict=True):
+            loss = (
+                function(output, label)
+                if sample_weights is None
+                else _weighted(function, output, label, sample_weights)
+            )
+            total = total + loss * weight
+        self.last = float(total.detach())
+        return total if self._scale == 1.0 else total * self._scale
+
+
+def _weighted(function: Callable[..., Any], output: Any, label: Any, weights: torch.Tensor) -> Any:
+    """The mean over rows of loss times weight. The loss of a row is the mean over its numbers."""
+    if isinstance(function, torch.nn.Module):
+        if not hasattr(function, "reduction"):
+            raise _unreduced(function)
+        unreduced: Any = copy.copy(function)
+        unreduced.reduction = "none"
+        losses = unreduced(output, label)
+    else:
+        if not _takes_reduction(function):
+            raise _unreduced(function)
+        losses = function(output, label, reduction="none")
+    return (losses.reshape(len(weights), -1).mean(1) * weights).mean()
+
+
+def _takes_reduction(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return True
+    return any(one.name == "reduction" or one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _unreduced(function: Any) -> ValueError:
+    name = getattr(function, "__name__", type(function).__name__)
+    return refused(
+        f"the loss {name} can't be weighted by sample_weight_col: it must take reduction='none', as those of "
+        "torch.nn.functional do, and return the losses of rows.",
+        TrainingCode.CONTRADICTORY_ARGUMENTS,
+    )

@@ -1,0 +1,292 @@
+"""The training of a torch.nn.Module on one rank: what TorchEstimator sends to all of them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod.spark.common.batches import Batch, Batches, Source
+from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.spark.common.shapes import Shape
+from horovod.spark.common.transform import kind_of
+from horovod.spark.torch.losses import Losses
+from horovod.spark.torch.tensors import as_list, floating_type, inputs_of, labels_of
+
+
+@dataclass
+class Training:
+    """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters."""
+
+    model_and_optimizer: bytes
+    checkpoint: dict[str, Any] | None
+    train: Source
+    val: Source | None
+    feature_columns: Sequence[str]
+    label_columns: Sequence[str]
+    weight_column: str | None
+    input_shapes: Sequence[Shape] | None
+    label_shapes: Sequence[Shape] | None
+    losses: Sequence[Callable[..., Any]] | None
+    loss_constructors: Sequence[Callable[[], Any]] | None
+    loss_weights: Sequence[float] | None
+    metrics: Sequence[Any]
+    callbacks: Sequence[Callable[[dict[str, Any]], Any]]
+    epochs: int
+    seed: int
+    backward_passes_per_step: int
+    gradient_compression: Any
+    train_minibatch: Callable[..., Any] | None
+    data_module: type
+    use_gpu: bool
+    verbose: int
+    store: Any
+
+
+def train(training: Training) -> dict[str, Any]:
+    """Runs on all ranks. On rank 0 returns the checkpoint of the last epoch, and how predictions look."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    return _Trainer(training).run()
+
+
+class _Trainer:
+    def __init__(self, training: Training) -> None:
+        import horovod.torch as hvd
+
+        self.hvd = hvd
+        self.training = training
+        number = gpu_of_rank() if training.use_gpu and torch.cuda.is_available() else None
+        self.device = torch.device("cpu") if number is None else torch.device("cuda", number)
+        same_devices(self.device.type, hvd.allgather_object)
+        self.model, optimizer = pickle.loads(training.model_and_optimizer)  # noqa: S301 - what the driver has sent
+        self.history: list[dict[str, Any]] = []
+        self.epochs_done = 0
+        if training.checkpoint is not None:
+            self.model.load_state_dict(training.checkpoint["model"])
+            optimizer.load_state_dict(training.checkpoint["optimizer"])
+            self.history = list(training.checkpoint["history"])
+            self.epochs_done = training.checkpoint["epochs"]
+        self.model.to(self.device)
+        optimizer.load_state_dict(optimizer.state_dict())  # its state goes where the parameters are
+        _scale_rates(optimizer, hvd.size())
+        hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
+        self.passes = training.backward_passes_per_step
+        self.optimizer = hvd.DistributedOptimizer(
+            optimizer,
+            named_parameters=self.model.named_parameters(),
+            compression=training.gradient_compression or hvd.Compression.none,
+            backward_passes_per_step=self.passes,
+        )
+        self.dtype = floating_type(self.model)
+        losses = training.losses or [make() for make in training.loss_constructors or ()]
+        self.losses = Losses(losses, training.loss_weights, self.device)
+        module = training.data_module()
+        self.train_batches: Batches = module.batches(training.train, hvd.rank(), hvd.size())
+        self.val_batches = module.batches(training.val, hvd.rank(), hvd.size()) if training.val is not None else None
+        self.predictions: list[tuple[int, bool]] = []
+
+    def run(self) -> dict[str, Any]:
+        content = self._checkpoint()
+        for epoch in range(self.epochs_done, self.training.epochs):
+            self._seed(epoch)
+            record: dict[str, Any] = {"epoch": epoch, "train": self._train(epoch)}
+            if self.val_batches is not None:
+                record["validation"] = self._validate(self.val_batches, epoch)
+            self.history.append(record)
+            self.epochs_done = epoch + 1
+            content = self._checkpoint()
+            if self.hvd.rank() == 0:
+                self._save(content)
+                if self.training.verbose:
+                    print(_line(record, self.training.epochs), flush=True)
+            for callback in self.training.callbacks:
+                callback(record)
+        if not self.predictions:
+            self._look(0)
+        return {"checkpoint": content, "predictions": self.predictions} if self.hvd.rank() == 0 else {}
+
+    def _train(self, epoch: int) -> dict[str, Any]:
+        self.model.train()
+        sums = _Sums(len(self.training.metrics))
+        steps = self.train_batches.steps
+        step_of = self.training.train_minibatch or _minibatch
+        for step, (batch, rows, scale) in enumerate(self.train_batches.of_epoch(epoch)):
+            place = step % self.passes
+            if place == 0:
+                # The last step of an epoch may have fewer batches.
+                self.optimizer.set_backward_passes_per_step(min(self.passes, steps - step))
+            inputs, labels, weights = self._tensors(batch)
+            losses = self.losses.scaled(scale)
+            optimizer: Any = self.optimizer
+            if self.passes > 1:
+                is_last = place == self.passes - 1 or step == steps - 1
+                optimizer = _PartOfStep(self.optimizer, place == 0, is_last)
+            outputs, _ = step_of(self.model, optimizer, _same_shapes, losses, inputs, labels, weights)
+            self._note(outputs)
+            sums.add(losses.last, self._metrics(outputs, labels), rows)
+        return sums.over_ranks(self.hvd)
+
+    def _validate(self, batches: Batches, epoch: int) -> dict[str, Any]:
+        self.model.eval()
+        sums = _Sums(len(self.training.metrics))
+        with torch.no_grad():
+            for batch, rows, _ in batches.of_epoch(epoch):
+                inputs, labels, weights = self._tensors(batch)
+                losses = self.losses.scaled(1.0)
+                outputs, labels = _same_shapes(self.model(*inputs), labels)
+                losses(outputs, labels, weights)
+                sums.add(losses.last, self._metrics(outputs, labels), rows)
+        return sums.over_ranks(self.hvd)
+
+    def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
+        training = self.training
+        inputs = inputs_of(
+            [batch[name] for name in training.feature_columns], training.input_shapes, self.dtype, self.device
+        )
+        labels = labels_of(
+            [batch[name] for name in training.label_columns], training.label_shapes, self.dtype, self.device
+        )
+        if training.weight_column is None:
+            return inputs, labels, None
+        weights = torch.as_tensor(batch[training.weight_column].astype(np.float64), device=self.device)
+        return inputs, labels, weights.to(self.dtype)
+
+    def _metrics(self, outputs: Any, labels: list[torch.Tensor]) -> list[float]:
+        if not self.training.metrics:
+            return []
+        with torch.no_grad():
+            found, labels = _same_shapes(outputs, labels)
+            values = []
+            for metric in self.training.metrics:
+                each = metric if isinstance(metric, (list, tuple)) else [metric] * len(labels)
+                of_labels = [one(output, label) for one, output, label in zip(each, found, labels, strict=True)]
+                values.append(float(sum(float(value) for value in of_labels) / len(of_labels)))
+            return values
+
+    def _note(self, outputs: Any) -> None:
+        if not self.predictions:
+            self.predictions = [kind_of(output.detach().cpu().numpy()) for output in as_list(outputs)]
+
+    def _look(self, epoch: int) -> None:
+        """How predictions look, where nothing was trained."""
+        self.model.eval()
+        with torch.no_grad():
+            for batch, _, _ in self.train_batches.of_epoch(epoch):
+                self._note(self.model(*self._tensors(batch)[0]))
+                break
+
+    def _seed(self, epoch: int) -> None:
+        """An epoch begins the same whether or not the run was interrupted before it; ranks differ."""
+        words = np.random.SeedSequence((self.training.seed, epoch, self.hvd.rank())).generate_state(3)
+        random.seed(int(words[0]))
+        np.random.seed(words[1])
+        torch.manual_seed(int(words[2]))
+
+    def _checkpoint(self) -> bytes:
+        state = self.optimizer.state_dict()
+        groups = [dict(group) for group in state["param_groups"]]
+        for group in groups:
+            group["lr"] = group["lr"] / self.hvd.size()
+        content = io.BytesIO()
+        torch.save(
+            {
+                "model": self.model.state_dict(),
+                "optimizer": {**state, "param_groups": groups},
+                "epochs": self.epochs_done,
+                "history": self.history,
+                "seed": self.training.seed,
+            },
+            content,
+        )
+        return content.getvalue()
+
+    def _save(self, content: bytes) -> None:
+        store = self.training.store
+        if not store.saving_runs:
+            return
+        with store.get_local_output_dir() as directory:
+            (Path(directory) / store.checkpoint_filename).write_bytes(content)
+            store.sync(directory)
+
+
+class _PartOfStep:
+    """The optimizer as a step sees it that is made of several batches: it clears and steps only where it should."""
+
+    def __init__(self, optimizer: Any, is_first: bool, is_last: bool) -> None:
+        self._optimizer, self._is_first, self._is_last = optimizer, is_first, is_last
+
+    def zero_grad(self, *arguments: Any, **named: Any) -> None:
+        if self._is_first:
+            self._optimizer.zero_grad(*arguments, **named)
+
+    def step(self, *arguments: Any, **named: Any) -> Any:
+        return self._optimizer.step(*arguments, **named) if self._is_last else None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+
+def _minibatch(
+    model: Any, optimizer: Any, transform_outputs: Any, loss_fn: Any, inputs: Any, labels: Any, sample_weights: Any
+) -> tuple[Any, Any]:
+    """The default of train_minibatch_fn."""
+    optimizer.zero_grad()
+    outputs = model(*inputs)
+    outputs, labels = transform_outputs(outputs, labels)
+    loss = loss_fn(outputs, labels, sample_weights)
+    loss.backward()
+    optimizer.step()
+    return outputs, loss
+
+
+def _same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The outputs as a list, and the labels with their shapes where they have as many numbers.
+
+    A label of shape (rows,) beside an output of shape (rows, 1) would make a loss over all pairs of rows.
+    """
+    found = as_list(outputs)
+    if len(found) != len(labels):
+        raise ValueError(f"the model has {len(found)} outputs for {len(labels)} label columns.")
+    fitting = []
+    for output, label in zip(found, labels, strict=True):
+        is_same = label.shape != output.shape and label.numel() == output.numel() and label.is_floating_point()
+        fitting.append(label.reshape(output.shape) if is_same else label)
+    return found, fitting
+
+
+class _Sums:
+    """Losses and metrics of an epoch, each batch by its rows."""
+
+    def __init__(self, metrics: int) -> None:
+        self._sums = torch.zeros(metrics + 2, dtype=torch.float64)
+
+    def add(self, loss: float, metrics: Sequence[float], rows: int) -> None:
+        if rows:
+            self._sums += torch.tensor([1.0, loss, *metrics], dtype=torch.float64) * rows
+
+    def over_ranks(self, hvd: Any) -> dict[str, Any]:
+        count, *sums = hvd.allreduce(self._sums, op=hvd.Sum, name="epoch").tolist()
+        loss, *metrics = (value / count if count else float("nan") for value in sums)
+        return {"loss": loss, "all_metrics": metrics} if metrics else {"loss": loss}
+
+
+def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+
+
+def _line(record: dict[str, Any], epochs: int) -> str:
+    parts = []
+    for name in ("train", "validation"):
+        if name in record:
+            parts += [f"{name} {what} {value}" for what, value in record[name].items()]
+    return f"epoch {record['epoch'] + 1}/{epochs}: " + ", ".join(parts)

@@ -1,0 +1,51 @@
+"""Columns as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from horovod.spark.common.shapes import Shape, of_row
+
+
+def inputs_of(
+    arrays: Sequence[np.ndarray], shapes: Sequence[Shape] | None, dtype: torch.dtype, device: Any = "cpu"
+) -> list[torch.Tensor]:
+    """Floating numbers get `dtype`; others stay as they are."""
+    tensors = []
+    for place, array in enumerate(arrays):
+        tensor = as_tensor(array)
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        if shapes is not None:
+            tensor = tensor.reshape(len(tensor), *of_row(shapes[place]))
+        tensors.append(tensor.to(device))
+    return tensors
+
+
+def labels_of(
+    arrays: Sequence[np.ndarray], shapes: Sequence[Shape] | None, dtype: torch.dtype, device: Any
+) -> list[torch.Tensor]:
+    """As inputs, but whole numbers are int64, which losses of classes ask for."""
+    labels = inputs_of(arrays, shapes, dtype, device)
+    return [label if label.is_floating_point() or label.dtype == torch.bool else label.long() for label in labels]
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    if array.dtype == object:
+        raise TypeError("text can't be a tensor: let transformation_fn make numbers of it.")
+    return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
+
+
+def floating_type(model: torch.nn.Module) -> torch.dtype:
+    """The type of the model's parameters."""
+    found = (one.dtype for one in model.parameters() if one.is_floating_point())
+    return next(found, torch.get_default_dtype())
+
+
+def as_list(outputs: Any) -> list[torch.Tensor]:
+    """What a model returns, as one tensor for each label."""
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]

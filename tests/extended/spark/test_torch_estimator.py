@@ -1,0 +1,312 @@
+"""TorchEstimator: what it trains, on which rows, and what comes of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import Keeper
+
+from horovod.base.errors import DataCode, TrainingCode
+
+pytest.importorskip("pyspark")
+import torch
+import torch.nn.functional as F
+from estimator_site import WorldBackend, spark  # noqa: F401 - a fixture
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.linalg import DenseVector, Vectors
+from pyspark.sql.types import DoubleType, FloatType
+
+from horovod.spark.common import util
+from horovod.spark.common.backend import SparkBackend
+from horovod.spark.common.store import Store
+from horovod.spark.torch import TorchEstimator, TorchModel
+
+ROWS = 21
+WEIGHTS = np.array([1.0, -2.0, 3.0])
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[WorldBackend]:
+    with Keeper(2, "shm", {}) as keeper:
+        yield WorldBackend(keeper)
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:  # noqa: F811
+    features = np.random.default_rng(0).normal(size=(ROWS, 3))
+    rows = [
+        (
+            Vectors.dense(row),
+            float(row @ WEIGHTS),
+            place,
+            [float(value) for value in row[:2]],
+            1.0 + place % 2,
+            place < 16,
+        )
+        for place, row in enumerate(features)
+    ]
+    return spark.createDataFrame(rows, ["features", "label", "number", "pair", "weight", "isVal"]).cache()
+
+
+def linear(inputs: int = 3, outputs: int = 1) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Linear(inputs, outputs)
+
+
+@pytest.fixture
+def estimator(backend: WorldBackend, tmp_path: Path) -> Callable[..., TorchEstimator]:
+    """Makes estimators that share a store."""
+
+    def make(**changed: Any) -> TorchEstimator:
+        model = changed.pop("model", None) or linear()
+        arguments: dict[str, Any] = {
+            "model": model,
+            "optimizer": torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            "loss": F.mse_loss,
+            "backend": backend,
+            "store": Store.create(str(tmp_path)),
+            "feature_cols": ["features"],
+            "label_cols": ["label"],
+            "batch_size": 4,
+            "epochs": 2,
+            "verbose": 0,
+            "partitions_per_process": 1,
+            "random_seed": 7,
+        }
+        return TorchEstimator(**{**arguments, **changed})
+
+    return make
+
+
+def one_process(df: Any, store: Any, epochs: int, lr: float, momentum: float) -> torch.nn.Module:
+    """The same training without Horovod: each step over the batches of both ranks together."""
+    from horovod.data import ParquetReader
+
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    path = store.get_train_data_path(0)
+    readers = [ParquetReader(path, batch_size=4, rank=rank, size=2, seed=7) for rank in (0, 1)]
+    seen: list[float] = []
+    for _ in range(epochs):
+        for batches in zip(*readers, strict=True):
+            features, labels = (
+                torch.from_numpy(np.concatenate([batch[name] for batch in batches])).float()
+                for name in ("features", "label")
+            )
+            seen += labels.tolist()
+            optimizer.zero_grad()
+            F.mse_loss(model(features)[:, 0], labels).backward()
+            optimizer.step()
+    assert sorted(seen) == pytest.approx(sorted([row.label for row in df.collect()] * epochs), rel=1e-5)
+    return model
+
+
+def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    model = estimator(run_id="first").fit(df)
+    store = estimator().getStore()
+    expected = one_process(df, store, epochs=2, lr=0.1, momentum=0.9)
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(model.getModel().state_dict()[name], value)
+    assert model.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.05)  # that of one process
+    assert [record["epoch"] for record in model.getHistory()] == [0, 1]
+    assert store.exists(store.get_checkpoint_path("first"))
+    assert model.getRunId() == "first"
+
+    undisturbed = estimator(run_id="second", epochs=4, random_seed=None).setRandomSeed(7).fit(df)
+    resumed = estimator(run_id="first", epochs=4).fit(df)
+    assert resumed.getHistory() == undisturbed.getHistory()
+    for name, value in undisturbed.getModel().state_dict().items():
+        assert torch.equal(resumed.getModel().state_dict()[name], value)
+    with pytest.warns(UserWarning, match="nothing is trained"):
+        assert estimator(run_id="first", epochs=3).fit(df).getHistory() == resumed.getHistory()
+
+
+def test_pipeline_is_saved_and_loaded(df: Any, estimator: Callable[..., TorchEstimator], tmp_path: Path) -> None:
+    columns = df.selectExpr("pair[0] AS a", "pair[1] AS b", "cast(label AS float) AS label", "label AS other")
+    assembler = VectorAssembler(inputCols=["a", "b"], outputCol="assembled")
+    model = linear(2, 5)
+    stage = estimator(model=model, feature_cols=["assembled"], loss=lambda output, label: output.pow(2).mean())
+    stage.setLabelCols(["label"]).setEpochs(1)
+    pipeline = Pipeline(stages=[assembler, stage])
+    pipeline.write().overwrite().save(str(tmp_path / "pipeline"))
+    unfit = Pipeline.load(str(tmp_path / "pipeline")).getStages()[1]
+    assert unfit.getStore() is None
+    assert unfit.getBackend() is None
+    assert (unfit.getBatchSize(), unfit.getFeatureCols()) == (4, ["assembled"])
+
+    fitted = pipeline.fit(columns)
+    fitted.write().overwrite().save(str(tmp_path / "fitted"))
+    loaded = PipelineModel.load(str(tmp_path / "fitted"))
+    assert isinstance(loaded.stages[1], TorchModel)
+    rows = loaded.transform(columns).collect()
+    features = torch.tensor([[row.a, row.b] for row in rows], dtype=torch.float32)
+    expected = fitted.stages[1].getModel()(features).detach().numpy()
+    assert all(isinstance(row.label__output, DenseVector) for row in rows)
+    np.testing.assert_allclose([row.label__output.toArray() for row in rows], expected, rtol=1e-5)
+
+
+class TwoHeads(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = torch.nn.Linear(3, 1), torch.nn.Linear(2, 2)
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, features: torch.Tensor, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        assert pair.shape[1:] == (1, 2)
+        return self.one(self.dropout(features)), self.two(pair[:, 0])
+
+
+def double(frame: Any) -> Any:
+    frame["label"] = frame["label"] * 2
+    frame["number"] = [[value, value + 1] for value in frame["number"]]
+    return frame
+
+
+def test_several_inputs_labels_and_all_that_is_optional(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    import horovod.torch as hvd
+
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    seen: list[Any] = []
+    made = estimator(
+        model=TwoHeads(),
+        loss=None,
+        loss_constructors=[torch.nn.MSELoss, torch.nn.MSELoss],
+        loss_weights=[1.0, 0.25],
+        metrics=[F.l1_loss],
+        callbacks=[seen.append],
+        feature_cols=["features", "pair"],
+        label_cols=["label", "number"],
+        input_shapes=[[-1, 3], [-1, 1, 2]],
+        sample_weight_col="weight",
+        validation="isVal",
+        val_batch_size=3,
+        transformation_fn=double,
+        transformation_edit_fields=[("number", np.int64, (2,), False)],
+        gradient_compression=hvd.Compression.fp16,
+        backward_passes_per_step=2,
+        train_steps_per_epoch=3,
+        inmemory_cache_all=True,
+        epochs=1,
+    )
+    model = made.setOptimizer(torch.optim.Adam(made.getModel().parameters(), lr=0.01)).fit(df)
+    (record,) = model.getHistory()
+    assert set(record) == {"epoch", "train", "validation"}
+    assert len(record["validation"]["all_metrics"]) == 1
+    result = model.setOutputCols(["one", "two"]).transform(df.select("features", "pair"))
+    row = result.first()
+    assert isinstance(row.one, float)
+    assert row.two.size == 2
+
+
+def test_fits_on_parquet_and_only_on_what_fits(
+    spark: Any,  # noqa: F811
+    df: Any,
+    estimator: Callable[..., TorchEstimator],
+) -> None:
+    made = estimator(epochs=1, feature_cols=["pair"], model=linear(2))
+    store = made.getStore()
+    df.select("pair", "label").write.parquet(store.get_train_data_path())
+    model = made.fit_on_parquet({made.run_id: "parquet"})
+    assert model.getRunId() == "parquet"
+    assert model.transform(df).schema["label__output"].dataType == DoubleType()
+
+    unlike = spark.createDataFrame([([1.0], 1.0), ([1.0, 2.0], 2.0)], ["pair", "label"])
+    with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 1, 2)):
+        made.fit(unlike)
+    missing = spark.createDataFrame([([1.0], 1.0), ([1.0], None)], ["pair", "label"])
+    with pytest.raises(ValueError, match=ends_with(DataCode.NULL_VALUE, "label", "1 rows")):
+        made.fit(missing)
+    with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 2, 3)):
+        made.setInputShapes([[-1, 3]]).fit(df)
+    with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS)):
+        made.setInputShapes(None).fit(df.limit(1))
+    with pytest.raises(ValueError, match=ends_with(DataCode.MISSING_COLUMN, "absent")):
+        made.fit(df, {made.feature_cols: ["absent"]})
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "validation")):
+        made.fit(df, {made.validation: 1.5})
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "num_proc")):
+        made.fit(df, {made.num_proc: 2})
+
+
+class RowModel(TorchModel):
+    """As libraries derive their own: asked row by row."""
+
+    def get_prediction_fn(self) -> Any:
+        return lambda model, row: model(torch.tensor(row.features.toArray()).float()[None]) + row.number
+
+
+class RowEstimator(TorchEstimator):
+    def get_model_class(self) -> type:
+        return RowModel
+
+    def _get_or_create_backend(self) -> Any:
+        return self.getBackend()
+
+
+def test_runs_in_spark_and_lets_libraries_derive_from_it(df: Any, tmp_path: Path) -> None:
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    model = linear()
+    made = RowEstimator(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        loss=F.mse_loss,
+        backend=SparkBackend(2, verbose=0),
+        store=Store.create(str(tmp_path)),
+        feature_cols=["features"],
+        label_cols=["label"],
+        validation=0.3,
+        random_seed=3,
+        verbose=0,
+    )
+    fitted = made.fit(df)
+    assert isinstance(fitted, RowModel)
+    row = fitted.transform(df).first()
+    expected = fitted.getModel()(torch.tensor(row.features.toArray()).float()).item() + row.number
+    assert row.label__output == pytest.approx(expected)
+
+
+def test_data_are_split_and_stored_exactly(spark: Any, df: Any, tmp_path: Path) -> None:  # noqa: F811
+    store = Store.create(str(tmp_path))
+    sparse = Vectors.sparse(5, [1, 4], [2.0, 3.0])
+    frame = spark.createDataFrame(
+        [(place, sparse if place % 2 else Vectors.sparse(5, [0], [1.0]), random.random()) for place in range(40)],
+        ["number", "vector", "x"],
+    ).selectExpr("number", "vector", "cast(x AS float) AS x")
+    arguments: dict[str, Any] = {
+        "num_processes": 2,
+        "store": store,
+        "df": frame,
+        "label_columns": ["x"],
+        "feature_columns": ["number", "vector"],
+    }
+    util.clear_training_cache()
+    with util.prepare_data(**arguments, validation=0.25, compress_sparse=True) as first:
+        train_rows, val_rows, metadata, row_bytes = util.get_dataset_properties(first)
+        assert train_rows + val_rows == 40
+        assert row_bytes > 0
+        assert metadata["vector"]["shape"] == 5
+        assert metadata["vector"]["max_size"] == 2
+        assert metadata["vector"]["intermediate_format"] == "custom_sparse_format"
+        parts = [spark.read.parquet(path(first)) for path in (store.get_train_data_path, store.get_val_data_path)]
+        numbers = [row.number for part in parts for row in part.collect()]
+        assert sorted(numbers) == list(range(40))
+        assert {len(row.vector) for row in parts[0].collect()} == {5}
+        with util.prepare_data(**arguments, validation=0.25, compress_sparse=True) as same:
+            assert same == first == 0
+        with util.prepare_data(**{**arguments, "df": frame.select("*")}) as beside:
+            assert beside == 1
+            assert util.get_dataset_properties(beside)[2]["vector"]["intermediate_format"] == "nochange"
+    with util.prepare_data(**{**arguments, "df": df, "label_columns": ["label"], "feature_columns": ["pair"]}) as given:
+        assert given == 0
+    types, shapes, sizes = util._get_col_info(frame)
+    assert (shapes["vector"], sizes["vector"], types["x"]) == (5, 2, {float})
+    assert frame.schema["x"].dataType == FloatType()
