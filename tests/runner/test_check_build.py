@@ -21,6 +21,7 @@ Available Frameworks:
     [{PyTorch}] PyTorch
     [{MXNet}] MXNet
     [{JAX}] JAX
+    [{Lightning}] Lightning
 
 Available Controllers:
     [{MPI}] MPI
@@ -39,7 +40,7 @@ Available Launchers:
     [{Ray}] Ray
 """
 Installed = Callable[..., CompletedProcess[str]]
-NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native", "Ray"]
+NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "Lightning", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native", "Ray"]
 
 
 @pytest.mark.parametrize("present", [set(), {"PyTorch", "Native"}, {"TensorFlow", "MPI", "Gloo", "NCCL"}, set(NAMES)])
@@ -67,6 +68,8 @@ def test_the_command_tells_the_truth(installed: Installed) -> None:
     gloo = "    [ ] Gloo" if _core.gloo_obstacle() else "    [X] Gloo"
     assert lines.count(gloo) == 2  # a controller and tensor operations
     assert ("    [X] TensorFlow" in lines) == (importlib.util.find_spec("tensorflow") is not None)
+    lightning = any(importlib.util.find_spec(name) for name in ("lightning", "pytorch_lightning"))
+    assert ("    [X] Lightning" in lines) == lightning
     assert ("    [X] Ray" in lines) == (importlib.util.find_spec("ray") is not None)
 
 

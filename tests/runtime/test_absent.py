@@ -31,15 +31,17 @@ def test_what_is_not_there_is_neither_found_nor_built() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "framework"), [("tensorflow", "TensorFlow"), ("keras", "Keras"), ("ray", "Ray"), ("jax", "JAX")]
+    ("module", "framework"),
+    [("tensorflow", "TensorFlow"), ("keras", "Keras"), ("ray", "Ray"), ("jax", "JAX"), ("lightning", "Lightning")],
 )
 def test_without_its_framework_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, module: str, framework: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    for name in (module, f"pytorch_{module}"):
+        monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     for name in [name for name in sys.modules if name.startswith(f"horovod.{module}")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(ImportError, match=rf"{framework}, which is not installed .* pip install 'horovod\[{module}\]'"):
+    with pytest.raises(ImportError, match=rf"{framework}, which is not installed.* pip install 'horovod\[{module}\]'"):
         importlib.import_module(f"horovod.{module}")
 
 

@@ -235,10 +235,7 @@ def DistributedOptimizer(  # noqa: N802
             stacklevel=2,
         )
         return optimizer
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError(
-            coded(TrainingCode.CONTRADICTORY_ARGUMENTS, "gradient_predivide_factor not supported with op != Average.")
-        )
+    _check_predivide_factor(gradient_predivide_factor, op)
     if num_groups != 0:
         warnings.warn(
             "Parameter `num_groups` has been replaced by `groups` and will be removed.",
@@ -293,6 +290,23 @@ def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -
     if is_initialized() and arguments.process_set.process_set_id is not None:
         _ = wrapped._hvd_reducer
     return wrapped
+
+
+def gradient_reducer(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, torch.Tensor]], arguments: Arguments
+) -> GradientReducer:
+    """For a training loop that leaves the optimizer as it is: it calls `synchronize` of the reducer when a backward
+    pass is over, and `close` in the end. Raises what DistributedOptimizer does, and ValueError for op=hvd.Adasum.
+    """
+    if arguments.op == Adasum:
+        sentence = "op=hvd.Adasum combines steps and not gradients, which only hvd.DistributedOptimizer does."
+        raise ValueError(coded(TrainingCode.CONTRADICTORY_ARGUMENTS, sentence))
+    _check_predivide_factor(arguments.gradient_predivide_factor, arguments.op)
+    _check_compression(arguments.compression, arguments.op, arguments.groups)
+    named = _named(optimizer, named_parameters)
+    if _has_others(arguments):
+        warn_of_wrong_devices(named)
+    return _reducer(named, arguments)
 
 
 def _has_others(arguments: Arguments) -> bool:
@@ -368,6 +382,13 @@ def _named(
 def _check_passes(passes: int) -> None:
     if passes <= 0:
         raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, "backward_passes_per_step must be > 0"))
+
+
+def _check_predivide_factor(factor: float, op: int) -> None:
+    if factor != 1.0 and op != Average:
+        raise ValueError(
+            coded(TrainingCode.CONTRADICTORY_ARGUMENTS, "gradient_predivide_factor not supported with op != Average.")
+        )
 
 
 def _check_compression(compression: Any, op: int, groups: Any) -> None:

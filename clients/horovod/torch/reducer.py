@@ -287,6 +287,11 @@ class GradientReducer:
         return self._active
 
     @property
+    def has_made_any(self) -> bool:
+        """Whether a backward pass has made gradients that were reduced, or are to be, and `synchronize` is due."""
+        return self._active or self._averaged
+
+    @property
     def averaged(self) -> bool:
         """Whether a backward pass has waited for all averages on all ranks, and `synchronize` has nothing to do."""
         return self._averaged and not self._open
@@ -401,6 +406,11 @@ class GradientReducer:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
         self._all_made.leave()
         self._clear()
+
+    def close(self) -> None:
+        """Forgets what is in flight, and reduces nothing any more."""
+        self.reset()
+        _remove(self._hooks)
 
     def _clear(self) -> None:
         self._all_made.end()

@@ -143,6 +143,13 @@ def test_text_with_indexed_slices() -> None:
     assert accuracy > 0.93
 
 
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
+def test_lightning_digits() -> None:
+    accuracy, ranks = learned("test accuracy: NUMBER with NUMBER processes", "lightning_digits.py")
+    assert accuracy > 0.93
+    assert ranks == 2
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("jax") is None or importlib.util.find_spec("optax") is None,
     reason="jax or optax is not installed",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "ray_digits.py"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 # Each of their processes imports PyTorch or pandas, anew where nothing was compiled.
 DEADLINE_S = 280
 pytestmark = pytest.mark.timeout(300)
@@ -30,10 +30,19 @@ def said(command: list[str], **environment: str) -> list[str]:
 
 def test_the_example_learns(one_node: Any) -> None:
     address = one_node.address_info["gcs_address"]
-    lines = said([sys.executable, str(EXAMPLE), "--address", address, "--epochs", "8"])
+    lines = said([sys.executable, str(EXAMPLES / "ray_digits.py"), "--address", address, "--epochs", "8"])
     lines = [line for line in lines if line.startswith(("epoch", "test"))]
     assert len(lines) == 9
     accuracy = re.fullmatch(r"test accuracy: (\d\.\d+)", lines[-1])
+    assert accuracy, lines
+    assert float(accuracy[1]) > 0.93
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
+def test_a_module_of_lightning_learns(one_node: Any) -> None:
+    address = one_node.address_info["gcs_address"]
+    lines = said([sys.executable, str(EXAMPLES / "lightning_digits.py"), "--ray", "--address", address])
+    accuracy = re.fullmatch(r"test accuracy: (\d\.\d+) with 2 processes", lines[-1])
     assert accuracy, lines
     assert float(accuracy[1]) > 0.93
 

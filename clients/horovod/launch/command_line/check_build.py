@@ -14,6 +14,7 @@ _FRAMEWORKS = {
     "PyTorch": "horovod.torch",
     "MXNet": "horovod.mxnet",
     "JAX": "horovod.jax",
+    "Lightning": "horovod.lightning",
 }
 _LAUNCHERS = {"Ray": "horovod.ray"}
 _MODULES = _FRAMEWORKS | _LAUNCHERS

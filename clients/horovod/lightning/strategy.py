@@ -1,0 +1,240 @@
+"""`HorovodStrategy`: what Lightning's Trainer asks of the processes that it trains with, answered by Horovod."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
+
+from horovod.base.errors import LaunchCode, TrainingCode, coded
+from horovod.common import basics as hvd
+from horovod.common.basics import Average, Max, Min, Product, Sum
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.lightning.environment import HorovodEnvironment
+from horovod.lightning.layers import synchronize_batch_norms
+from horovod.lightning.metrics import gather_over_ranks
+from horovod.lightning.packages import completed, used
+from horovod.lightning.reduction import Reduction
+from horovod.torch.compression import Compression, Compressor, GradientCompressor
+from horovod.torch.objects import broadcast_object
+from horovod.torch.ops import allgather, allreduce, barrier
+from horovod.torch.parameters import broadcast_parameters
+from horovod.torch.wrapping import Arguments, WrappedOptimizer
+
+T = TypeVar("T")
+_Base: Any = object
+_OPS = {"mean": Average, "avg": Average, "sum": Sum, "min": Min, "max": Max, "product": Product}
+_FITTING = "fit"
+
+
+class HorovodStrategy(_Base):
+    """Trains with the ranks of this process's world, each of which has made the same Trainer.
+
+        >>> trainer = L.Trainer(strategy=HorovodStrategy(), max_epochs=3)
+        >>> trainer.fit(model, loader)
+
+    A step on a batch of each rank is the step that one process takes on all of these batches together: gradients are
+    averages when backward() returns, and the learning rate is the optimizer's own.
+
+    Args:
+        accelerator, checkpoint_io, precision_plugin: as of every strategy of Lightning.
+        op: hvd.Average or hvd.Sum of the gradients.
+        compression, gradient_predivide_factor, sparse_as_dense: as of hvd.DistributedOptimizer.
+        package: "lightning" or "pytorch_lightning", whose Trainer it is; default: the one that is imported.
+
+    Calls hvd.init(), if the script has not.
+
+    Raises:
+        ValueError: arguments that contradict each other, or both packages are imported.
+    """
+
+    package: ClassVar[str] = ""  # of packages.NAMES, once the class has its base
+    strategy_name = "horovod"
+    parallel_devices: Any
+    is_distributed = True  # so a Trainer gives each rank its part of the data
+
+    def __new__(cls, *args: Any, package: str | None = None, **kwargs: Any) -> Any:
+        return object.__new__(cls if cls.package else completed(cls, used(package), "strategies", "ParallelStrategy"))
+
+    def __init__(
+        self,
+        accelerator: Any = None,
+        checkpoint_io: Any = None,
+        precision_plugin: Any = None,
+        op: int = Average,
+        compression: type[Compressor] | GradientCompressor = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        sparse_as_dense: bool = False,
+        package: str | None = None,
+    ) -> None:
+        hvd.init()
+        super().__init__(
+            accelerator=accelerator,
+            cluster_environment=HorovodEnvironment(self.package),
+            checkpoint_io=checkpoint_io,
+            precision_plugin=precision_plugin,
+        )
+        self._arguments = Arguments(op, global_process_set, 1, gradient_predivide_factor, sparse_as_dense, compression)
+        self._reductions: dict[int, Reduction] = {}  # by id of the optimizer
+
+    # -- places --------------------------------------------------------------------------------------------------------
+
+    def set_world_ranks(self) -> None:
+        """Called once a Trainer knows its devices: each rank of a host gets one of them."""
+        rank_zero_only.rank = hvd.rank()
+        self.parallel_devices = devices_of_host(self.parallel_devices, hvd.local_size())
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank."""
+        device: torch.device = self.parallel_devices[hvd.local_rank()]
+        return device
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts of the world."""
+        return hvd.cross_size()
+
+    @num_nodes.setter
+    def num_nodes(self, number: int) -> None:
+        """What was given to the Trainer does not count: the launcher has placed the ranks."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """What tells a sampler which part of the data is this rank's."""
+        return {"num_replicas": hvd.size(), "rank": hvd.rank()}
+
+    # -- the beginning and the end -------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any) -> None:
+        """All ranks begin with the parameters and buffers of rank 0."""
+        if trainer.state.fn == _FITTING and self._layer_sync is not None:
+            synchronize_batch_norms(self.lightning_module)
+        super().setup(trainer)
+        gather_over_ranks(self.lightning_module)
+        named = [*self.lightning_module.named_parameters(), *self.lightning_module.named_buffers()]
+        broadcast_parameters(dict(named), root_rank=0)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """ValueError: an optimizer is distributed already, or has parameters that are not the model's."""
+        self._close()
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, WrappedOptimizer):
+                raise ValueError(
+                    coded(
+                        TrainingCode.UNSUPPORTED_OPTIMIZER,
+                        "configure_optimizers() has returned a hvd.DistributedOptimizer. HorovodStrategy reduces the "
+                        "gradients itself: return the optimizer that it was made of.",
+                    )
+                )
+            self._reductions[id(optimizer)] = Reduction(optimizer, self.lightning_module, self._arguments)
+
+    def model_to_device(self) -> None:
+        self.model.to(self.root_device)
+
+    def teardown(self) -> None:
+        self._close()
+        super().teardown()
+
+    def _close(self) -> None:
+        for reduction in self._reductions.values():
+            reduction.close()
+        self._reductions.clear()
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def pre_backward(self, closure_loss: torch.Tensor) -> None:
+        for reduction in self._reductions.values():
+            reduction.before_backward()
+
+    def post_backward(self, closure_loss: torch.Tensor) -> None:
+        for reduction in self._reductions.values():
+            reduction.after_backward()
+
+    @contextlib.contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Backward passes in it add up gradients; the next one outside reduces the sum."""
+        with contextlib.ExitStack() as stack:
+            for reduction in self._reductions.values():
+                stack.enter_context(reduction.local())
+            yield
+
+    def optimizer_step(
+        self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
+    ) -> Any:
+        reduction = self._reductions.get(id(optimizer))
+        if reduction is None:  # one that configure_optimizers() has not returned
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        result = super().optimizer_step(optimizer, reduction.closure(closure), model, **kwargs)
+        reduction.after_step()
+        return result
+
+    # -- collectives ---------------------------------------------------------------------------------------------------
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Over all ranks, or those of `group`, a ProcessSet. What is not a tensor comes back as it is.
+
+        reduce_op: mean, sum, min, max or product, or an operation of torch.distributed; None: the sum.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        name = "sum" if reduce_op is None else str(getattr(reduce_op, "name", reduce_op)).lower()
+        if name not in _OPS:
+            sentence = f"Horovod can't reduce by {reduce_op!r}, but by one of {', '.join(_OPS)}."
+            raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, sentence))
+        return allreduce(tensor, op=_OPS[name], process_set=_ranks(group))
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """The tensors of all ranks, of equal shapes, as rows of one tensor; with gradients, if asked for."""
+        ranks = _ranks(group)
+        with contextlib.nullcontext() if sync_grads else torch.no_grad():
+            gathered = allgather(tensor.unsqueeze(0), process_set=ranks)
+        if gathered.requires_grad:
+            # Lightning's gradient is the sum of what the ranks' losses say, and Horovod's their average.
+            number = len(gathered)
+            gathered.register_hook(lambda gradient: gradient * number)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def broadcast(self, obj: T, src: int = 0) -> T:
+        """The object of rank `src`."""
+        return broadcast_object(obj, src)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Returns when all ranks have called it."""
+        barrier()
+
+
+def devices_of_host(found: Sequence[torch.device], ranks: int) -> list[torch.device]:
+    """A device for each rank of this host. found: what Trainer(accelerator=, devices=) means, in this process.
+
+    With one CUDA device in `found` and more that can be seen, each rank gets the device of its number: `devices=1`
+    is one for each process.
+    """
+    if ranks <= len(found):
+        return list(found[:ranks])
+    if len(found) == 1:
+        seen = torch.cuda.device_count() if found[0].type == "cuda" else 1
+        if seen >= ranks:
+            return [torch.device("cuda", number) for number in range(ranks)]
+        if seen == 1:  # a CPU, or a GPU that the launcher has made the only one for this process
+            return [found[0]] * ranks
+    raise ValueError(
+        coded(
+            LaunchCode.TOO_FEW_GPUS,
+            f"{ranks} ranks of this host are to share {len(found)} devices ({', '.join(map(str, found))}). Start as "
+            "many ranks as there are GPUs, or use Trainer(accelerator='cpu').",
+        )
+    )
+
+
+def _ranks(group: Any) -> ProcessSet:
+    if group is None:
+        return global_process_set
+    if isinstance(group, ProcessSet):
+        return group
+    sentence = f"group must be a ProcessSet of Horovod, or None for all ranks, not {group!r}."
+    raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, sentence))
