@@ -44,6 +44,16 @@ class InProcessScheduler:
 
         await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(attach(), self._theirs))
 
+    def detach(self, register: pb.Register) -> None:
+        """This agent is gone, after what it has told so far. Another one may take its name."""
+
+        def detach() -> None:
+            if (commands := self._commands.get(register.name)) is not None:
+                self._hub.detached(register, commands)
+                commands.close()
+
+        self._theirs.call_soon_threadsafe(detach)
+
     def tell(self, agent: str, message: pb.AgentMessage) -> None:
         """What the agent has to say, like a report."""
         self._theirs.call_soon_threadsafe(lambda: self._hub.received(agent, self._commands[agent], message))

@@ -166,6 +166,11 @@ class CoordinatorServer:
         if self._hub is not None:
             self._hub.rank_ended(ended)
 
+    def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
+        """As `Membership.ask_to_leave` (core/world/membership.py)."""
+        if self._hub is not None:
+            self._hub.ask_to_leave(job, slot, incarnation, reason)
+
     async def wait_until_empty(self, timeout_s: float) -> bool:
         """Waits until no world has a member; False when some has after that time."""
         return self._hub is None or await self._hub.wait_until_empty(timeout_s)
@@ -278,6 +283,14 @@ class EmbeddedCoordinator:
         if self._thread is not None and self._server is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # as above
                 self._loop.call_soon_threadsafe(self._server.rank_ended, ended)
+
+    def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
+        """For a launcher in this process, from any of its threads: this process of an elastic job is to leave it at the
+        next commit, for a launcher that can send it no signal. Nothing happens where it is in no world.
+        """
+        if self._thread is not None and self._server is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(self._server.ask_to_leave, job, slot, incarnation, reason)
 
     def stop(self, grace: float = STOP_GRACE_S) -> None:
         """Idempotent."""

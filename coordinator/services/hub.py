@@ -201,6 +201,10 @@ class Hub:
         """As `Membership.give_up`."""
         self._carry_out(job, self._membership.give_up(job, sentence))
 
+    def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
+        """As `Membership.ask_to_leave`."""
+        self._carry_out(job, self._membership.ask_to_leave(job, slot, incarnation, reason, self._clock()))
+
     def ranks_seen(self, host: str, report: agents_pb2.JobReport) -> None:
         """As an agent says."""
         self.sights.told_by_agent(host, report, self._membership, self._clock())

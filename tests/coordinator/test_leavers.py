@@ -148,3 +148,22 @@ def test_who_is_in_no_elastic_world_leaves_nothing() -> None:
         fixed.come(name, sizes=None, size=2)
     fixed.say("a")
     assert fixed.heard("b") == []
+
+
+def test_a_launcher_takes_back_the_place_of_a_process() -> None:
+    story = Drained(most=3)
+    for number, name in enumerate("ab"):
+        story.come(name, rank=number, incarnation=number + 1)
+    story.pass_time(20)
+
+    def ask(slot: int, incarnation: int) -> None:
+        story.take(story.membership.ask_to_leave("digits", slot, incarnation, "its host goes", story.now_s))
+
+    ask(1, 1)  # of an earlier process
+    ask(2, 1)
+    assert story.heard("a") == []
+    ask(1, 2)
+    ask(1, 2)
+    story.pass_time(1.0)
+    assert story.heard("a") == story.heard("b") == [[1]]
+    assert "(its host goes)" in story.sentence("a")

@@ -7,6 +7,7 @@ sequence of worlds gives the weights of one process.
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import threading
@@ -203,6 +204,29 @@ def test_a_script_that_never_commits_is_told_so(
     assert len(said) == 1
     assert "2 further processes have waited" in said[0]
     assert "state.commit()" in said[0]
+
+
+def test_a_process_that_its_launcher_wants_back_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it was told before it had its world: then when its state is registered."""
+    from horovod.common import basics, elastic
+    from horovod.worker.runtime.context import current
+    from horovod.worker.runtime.world_changes import WorldChange
+
+    asked: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(elastic.departure, "request", asked.put)
+    manager = elastic.NotificationManager()
+    basics.init()
+    try:
+        epoch = current().world.epoch
+        manager.world_changes(WorldChange(epoch, leavers=(1,)))
+        manager.world_changes(WorldChange(epoch + 1, leavers=(0,)))
+        assert asked.empty()
+        manager.world_changes(WorldChange(epoch, leavers=(0, 1)))
+        assert asked.get(timeout=60) == elastic.WANTED_BACK
+        manager.tell_again(elastic.ObjectState(lambda value, root_rank=0: value, lambda: 0))
+        assert asked.get(timeout=60) == elastic.WANTED_BACK
+    finally:
+        basics.shutdown()
 
 
 def _submitted_alone() -> int:

@@ -48,6 +48,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
+WANTED_BACK: Final = "its launcher takes back its place"
 UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
 
 
@@ -246,6 +247,7 @@ class NotificationManager:
         self._lock = threading.Lock()  # guards the fields; not held while listeners are called
         self._changing_epoch = 0  # the epoch of the last world of which a change was announced
         self._changes = HostUpdateResult.no_update  # those that were announced to it
+        self._leavers: tuple[int, ...] = ()  # those of the ranks of that world that are to leave for good
         self._latest = 0.0
         self._listeners: list[State] = []
 
@@ -269,8 +271,10 @@ class NotificationManager:
         with self._lock:
             earlier = self._changes if self._changing_epoch == change.epoch else HostUpdateResult.no_update
             self._changing_epoch, self._changes = change.epoch, earlier | result
+            self._leavers = change.leavers or (self._leavers if earlier else ())
         if change.newcomers:
             self._watch(change.epoch, change.newcomers)
+        self._heed(change.epoch)
         self.handle_hosts_updated(self._now(), result)
 
     def _watch(self, epoch: int, count: int) -> None:
@@ -301,8 +305,23 @@ class NotificationManager:
         """
         with self._lock:
             epoch, changes = self._changing_epoch, self._changes
+        self._heed(epoch)
         if epoch and is_initialized() and current().world.epoch == epoch:
             listener.on_hosts_updated(self._now(), changes)
+
+    def _heed(self, epoch: int) -> None:
+        """Where this process is among those that are to leave, it does so at the next commit, although it has not said
+        so itself: its launcher wants it back.
+        """
+        try:
+            world = current().world
+        except ValueError:  # this process leaves its world just now, or has not entered it yet: then it is told again
+            return
+        with self._lock:
+            leavers = self._leavers
+        if world.epoch == epoch and world.rank in leavers:
+            # Not in this thread, which is that of the membership, or holds a lock that is needed for this.
+            _thread.start_new_thread(departure.request, (WANTED_BACK,))
 
     def _now(self) -> float:
         """Later than all before, also when the clock was set back: a state takes no notice of older news."""

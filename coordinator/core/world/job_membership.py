@@ -319,6 +319,15 @@ class JobMembership:
         self._leavers.add(one, leaving.reason)
         return self._tell_of_leavers(now_s)
 
+    def ask_to_leave(self, slot: int, incarnation: int, reason: str, now_s: float) -> list[Effect]:
+        """As `Membership.ask_to_leave`."""
+        one = self.liveness.started_as(slot)
+        is_meant = one is not None and one.member_id in self.liveness.present and one.request.incarnation == incarnation
+        if one is None or not is_meant or not self._is_elastic:
+            return []
+        self._leavers.add(one, reason)
+        return self._tell_of_leavers(now_s)
+
     def _tell_of_leavers(self, now_s: float) -> list[Effect]:
         waiting = self.rendezvous.waiting
         count = len(waiting) - len(waiting.claims)

@@ -225,6 +225,14 @@ class Membership:
         """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""
         return self._about(member_id, lambda job: job.remove(member_id, cause, now_s))
 
+    def ask_to_leave(self, job_name: str, slot: int, incarnation: int, reason: str, now_s: float) -> list[Effect]:
+        """The launcher of an elastic job wants this process back: all members are told, as if it had said that it
+        leaves, and it does so at the next commit. Nothing happens where the process is in no world; it may be asked
+        again.
+        """
+        job = self._jobs.get(job_name)
+        return self._settled(job, job.ask_to_leave(slot, incarnation, reason, now_s)) if job else []
+
     def _about(self, member_id: str, decide: Callable[[JobMembership], list[Effect]]) -> list[Effect]:
         """Lets the member's job decide; nothing follows for an unknown member."""
         job = self._job_of.get(member_id)
