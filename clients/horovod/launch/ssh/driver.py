@@ -19,7 +19,7 @@ import random
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded, without_code
 from horovod.base.tasks import end_tasks
@@ -27,17 +27,14 @@ from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
 from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.coordinator.core.elastic.decision import RESET_LIMIT_EXCEEDED_MESSAGE
-from horovod.launch.cluster.client import FollowedJob
 from horovod.launch.console.progress import Progress
 from horovod.launch.elastic.discovering import Discovering, period_s
 from horovod.launch.elastic.request import Supply
-from horovod.launch.ssh.remote_agent import RemoteAgent
 from horovod.protos.v1 import jobs_pb2
 from horovod.rendezvous.hosts import HostSlots
 from horovod.worker.agent.output import Console
 
 Changed = Callable[[jobs_pb2.JobRecord], None]
-Prepare = Callable[[FollowedJob], None]
 
 _ATTEMPTS = 5  # to reach a host that was found: it may still be starting
 _PASSING = (LaunchCode.UNKNOWN_HOST, LaunchCode.NO_AGENT_ON_HOST)  # may be otherwise at the next attempt
@@ -46,20 +43,41 @@ _FIRST_DELAY_S = 1.0  # between attempts; doubles
 _SHOWN_HOSTS = 4
 
 
-class Agents(Protocol):
+class SuppliedAgent(Protocol):
+    """The agent of one host: RemoteAgent, or what stands for one."""
+
+    ended: asyncio.Event  # set when it is gone by itself
+
+    def set_slots(self, slots: int) -> None: ...
+    def why(self) -> str: ...
+
+
+AnyAgent = TypeVar("AnyAgent", bound=SuppliedAgent)
+
+
+class Agents(Protocol[AnyAgent]):
     """What starts agents: HostAgents."""
 
-    async def bring_up(self, host: HostSlots) -> RemoteAgent | str: ...
-    async def let_go(self, agent: RemoteAgent) -> None: ...
+    async def bring_up(self, host: HostSlots) -> AnyAgent | str: ...
+    async def let_go(self, agent: AnyAgent) -> None: ...
+
+
+class Stoppable(Protocol):
+    """The job as its launcher sees it: FollowedJob."""
+
+    def stop(self, signum: int) -> None: ...
+
+
+Prepare = Callable[[Any], None]  # called with a Stoppable
 
 
 @dataclass
-class _Host:
+class _Host(Generic[AnyAgent]):
     """A host on which an agent runs, or is about to. The task ends when the host has none any more."""
 
     slots: int
     task: asyncio.Task[None] = field(init=False)
-    agent: RemoteAgent | None = None  # once it is registered
+    agent: AnyAgent | None = None  # once it is registered
     attempts: int = 0
     wanted: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is not wanted any more
     emptied: asyncio.Event = field(default_factory=asyncio.Event)  # set when it is not wanted and the job has left it
@@ -69,21 +87,22 @@ class _Host:
         return self.agent is not None
 
 
-class Driver:
+class Driver(Generic[AnyAgent]):
     """Of one job. `gather` until there is enough to begin, then `run` until it is cancelled."""
 
     def __init__(
         self,
         supply: Supply,
-        agents: Agents,
+        agents: Agents[AnyAgent],
         num_proc: int,
         most: int | None,
         timeout_s: float,
         tell: Callable[[str], None],
+        timeout_name: str = "--elastic-timeout",
     ) -> None:
         """num_proc, most: processes at the start, and at most. timeout_s: until there are enough hosts to begin.
 
-        tell: gets each sentence for the user.
+        tell: gets each sentence for the user. timeout_name: how the user calls the timeout.
         """
         cooldown = Cooldown(*supply.cooldown_range) if supply.cooldown_range else None
         self.verdict = ""  # why the driver has ended the job, with a code
@@ -91,11 +110,11 @@ class Driver:
         self._agents = agents
         self._num_proc = num_proc
         self._most = most
-        self._timeout_s = timeout_s
+        self._timeout_s, self._timeout_name = timeout_s, timeout_name
         self._tell = tell
         self._discovering = Discovering(supply.source, tell)
         self._known = core.Hosts(cooldown)
-        self._hosts: dict[str, _Host] = {}
+        self._hosts: dict[str, _Host[AnyAgent]] = {}
         self._record = jobs_pb2.JobRecord()
         self._lost: set[str] = set()  # hosts of which the record says that the job has lost them
         self._let_go: set[str] = set()  # those of which that is no fault
@@ -137,6 +156,11 @@ class Driver:
         """Hosts that are tried for the first time are waited for: the first world is to have them."""
         return self._slots_up() >= self._num_proc and all(one.is_up or one.attempts for one in self._hosts.values())
 
+    @property
+    def slots(self) -> int:
+        """Those of all hosts that the job may use. Any thread."""
+        return sum(self._known.usable.values())
+
     def _slots_up(self) -> int:
         return sum(one.slots for one in self._hosts.values() if one.is_up and not one.wanted.is_set())
 
@@ -144,7 +168,7 @@ class Driver:
         found = shortened([f"{name}:{slots}" for name, slots in self._known.usable.items()], _SHOWN_HOSTS) or "none"
         return (
             f"The job needs {plural(self._num_proc, 'slot')} to begin, and after {self._timeout_s:g} s "
-            f"{self._slots_up()} are there (hosts: {found}). --elastic-timeout waits longer."
+            f"{self._slots_up()} are there (hosts: {found}). {self._timeout_name} waits longer."
         )
 
     # -- while the job runs --------------------------------------------------------------------------------------------
@@ -268,13 +292,14 @@ class Driver:
             return
         for name, slots in usable.items():
             if (known := self._hosts.get(name)) is None:
-                one = self._hosts[name] = _Host(slots)
-                one.task = asyncio.create_task(self._serve(name, one))
+                new: _Host[AnyAgent] = _Host(slots)
+                self._hosts[name] = new
+                new.task = asyncio.create_task(self._serve(name, new))
             elif known.agent is not None and known.slots != slots and not known.wanted.is_set():
                 known.slots = slots
                 known.agent.set_slots(slots)
 
-    async def _serve(self, name: str, host: _Host) -> None:
+    async def _serve(self, name: str, host: _Host[AnyAgent]) -> None:
         """Has an agent on the host for as long as it is wanted."""
         try:
             agent = await self._bring_up(name, host)
@@ -299,7 +324,7 @@ class Driver:
             self._news.set()
         self._go_on()  # the host may have come back meanwhile
 
-    async def _bring_up(self, name: str, host: _Host) -> RemoteAgent | None:
+    async def _bring_up(self, name: str, host: _Host[AnyAgent]) -> AnyAgent | None:
         delay_s = _FIRST_DELAY_S
         while not host.wanted.is_set():
             found = await self._agents.bring_up(HostSlots(name, host.slots))
@@ -318,37 +343,39 @@ class Driver:
 
 
 async def driven(
-    driver: Driver,
+    driver: Driver[Any],
     spec: jobs_pb2.JobSpec,
-    console: Console,
+    console: Console | None,
     changed: Changed,
     prepare: Prepare,
     follow: Callable[[Changed, Prepare], Coroutine[Any, Any, jobs_pb2.JobRecord]],
 ) -> jobs_pb2.JobRecord:
     """Runs the job on the hosts that the driver finds, and returns its record. RuntimeError where it can't begin.
 
-    follow: submits the job and follows it, with what is to be called with each record, and with the job.
+    console: shows what the driver waits for. follow: submits the job and follows it, with what is to be called with
+    each record, and with the job.
     """
 
     def both(record: jobs_pb2.JobRecord) -> None:
         driver.changed(record)
         changed(record)
 
-    def prepared(job: FollowedJob) -> None:
+    def prepared(job: Stoppable) -> None:
         driver.follow(job.stop)
         prepare(job)
 
     tasks: list[asyncio.Task[Any]] = []
     try:
-        tasks.append(showing := asyncio.create_task(Progress(console).show_text(driver.waiting)))
+        if console is not None:
+            tasks.append(asyncio.create_task(Progress(console).show_text(driver.waiting)))
         hosts = await driver.gather()
-        await end_tasks([showing])
+        await end_tasks(tasks)
         for host in hosts:
             spec.hosts.add(name=host.name, slots=host.slots)
-        tasks += [following := asyncio.create_task(follow(both, prepared)), asyncio.create_task(driver.run())]
-        await asyncio.wait(tasks[1:], return_when=asyncio.FIRST_COMPLETED)
+        tasks = [following := asyncio.create_task(follow(both, prepared)), asyncio.create_task(driver.run())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not following.done():
-            await tasks[2]  # it has ended the job, or raises the error of a bug
+            await tasks[1]  # it has ended the job, or raises the error of a bug
         return driver.judged(await following)
     finally:
         await end_tasks(tasks)
