@@ -11,6 +11,7 @@ from horovod.base.settings import Settings
 from horovod.coordinator.address import ListenAddress, everywhere
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.in_process import InProcessScheduler
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
@@ -82,6 +83,20 @@ class OwnCoordinator:
     def story(self, job: str) -> Sequence[StoryEntry]:
         """What has happened to the job, the oldest first."""
         return self._running.server.story(job) if self._running.server is not None else ()
+
+    def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
+        """As EmbeddedCoordinator.ask_to_leave."""
+        self._running.ask_to_leave(job, slot, incarnation, reason)
+
+    def scheduler(self) -> InProcessScheduler:
+        """As EmbeddedCoordinator.scheduler."""
+        return self._running.scheduler()
+
+    def members(self, job: str) -> set[tuple[str, int]]:
+        """The hosts and process ids of the members of the job's world. Any thread."""
+        server = self._running.server
+        worlds = server.overview() if server is not None else []
+        return {(one.host, one.pid) for world in worlds if world.name == job for one in world.members}
 
     def stop(self) -> None:
         """Idempotent."""

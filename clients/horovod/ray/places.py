@@ -34,3 +34,15 @@ def visible_gpus(of_ranks: Sequence[Sequence[str]]) -> list[str]:
     ['0', '2', '1', '3']
     """
     return [gpu for turn in zip_longest(*of_ranks) for gpu in turn if gpu is not None]
+
+
+def gpus_of_elastic(own: Sequence[str], others: Sequence[Sequence[str]], local_rank: int) -> list[str]:
+    """The GPUs that a worker of an elastic job sees: those of its host that the job has now, so that its local rank is
+    the number of its own. Workers that come later have others, so the lists of two workers differ.
+
+    >>> gpus_of_elastic(["3"], [["0"], ["1"]], local_rank=1)
+    ['0', '3', '1']
+    """
+    found = [gpu for gpu in visible_gpus(others) if gpu not in own]
+    at = min(local_rank, len(found))
+    return [*found[:at], *own, *found[at:]]

@@ -15,6 +15,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.launch.job_environment import of_driver
 from horovod.ray.callbacks import Callback, Callbacks
 from horovod.ray.coordinator import Coordinator
+from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams, check_elastic
 from horovod.ray.settings import MiniSettings
 from horovod.ray.static import StaticAdapter, StaticParams
 from horovod.ray.worker import BaseHorovodWorker
@@ -40,8 +41,13 @@ class RayExecutor:
         num_hosts, num_workers_per_host: instead, so many on each of so many nodes.
         cpus_per_worker, use_gpu, gpus_per_worker: what each gets; one GPU where GPUs are used.
         use_current_placement_group: False always makes a new one.
-        min_workers, max_workers, reset_limit, cooldown_range, elastic_timeout, override_discovery: of elastic jobs,
-            which are not there yet.
+        min_workers, max_workers: instead, for elastic jobs: it runs with so many at least, and on whatever room there
+            is up to so many; None is no limit.
+        reset_limit: how often hosts may come, go or fail before the job ends; None: no limit.
+        cooldown_range: the least and the most seconds after which a host that failed is used again; None: never.
+        elastic_timeout: for how many seconds there may be fewer than `min_workers`, at the start too.
+        override_discovery: False takes the hosts from `settings.discovery`, a HostDiscovery, instead of Ray's nodes.
+        spares: so many more workers than `max_workers` wait, ready to take the place of one that is lost.
         num_slots, cpus_per_slot, gpus_per_slot: deprecated names of num_workers_per_host, cpus_per_worker,
             gpus_per_worker.
 
@@ -92,6 +98,7 @@ class RayExecutor:
         cooldown_range: Sequence[int] | None = None,
         elastic_timeout: int = 600,
         override_discovery: bool = True,
+        spares: int = 0,
         num_slots: int | None = None,
         cpus_per_slot: int | None = None,
         gpus_per_slot: int | None = None,
@@ -107,16 +114,35 @@ class RayExecutor:
                 "Both `min_workers` and `num_workers` provided. Give `num_workers` for a job of a fixed size, or "
                 "`min_workers` and `max_workers` for an elastic one."
             )
-        if min_workers is not None:
-            sentence = "Elastic jobs on Ray are not there yet: give `num_workers` instead of `min_workers`."
-            raise NotImplementedError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
         if num_workers is not None and num_hosts is not None:
             sentence = "Both `num_workers` and `num_hosts` provided: give one of them."
             raise AssertionError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
-        if num_workers is None and num_hosts is None:
-            raise _conflict("Neither `num_workers` nor `num_hosts` provided: give one of them.")
+        if min_workers is not None and num_hosts is not None:
+            raise _conflict(
+                "Both `min_workers` and `num_hosts` provided: an elastic job has workers where there is room."
+            )
+        if num_workers is None and num_hosts is None and min_workers is None:
+            raise _conflict("Neither `num_workers`, `num_hosts` nor `min_workers` provided: give one of them.")
         _check_counts(num_workers=num_workers, num_hosts=num_hosts, num_workers_per_host=num_workers_per_host)
+        _check_counts(min_workers=min_workers, max_workers=max_workers)
         self.settings = settings
+        self.params: StaticParams | ElasticParams
+        if min_workers is not None:
+            self.params = ElasticParams(
+                cpus_per_worker=cpus_per_worker,
+                use_gpu=use_gpu,
+                gpus_per_worker=gpus_per_worker,
+                min_workers=min_workers,
+                max_workers=max_workers,
+                reset_limit=reset_limit,
+                cooldown_range=cooldown_range,
+                elastic_timeout=elastic_timeout,
+                override_discovery=override_discovery,
+                spares=spares,
+            )
+            check_elastic(settings, self.params)
+            self._is_remote = False
+            return
         self.params = StaticParams(
             cpus_per_worker=cpus_per_worker,
             use_gpu=use_gpu,
@@ -151,12 +177,12 @@ class RayExecutor:
         # Under Ray Client this process is outside of the cluster, so the adapter, with the coordinator, goes there.
         # Two at a time: shutdown() has to come through while a function runs.
         environ = of_driver(os.environ)
-        adapter: Any = (
-            ray.remote(StaticAdapter).options(num_cpus=0, max_concurrency=2).remote(self.settings, self.params, environ)
+        kind: Any = ElasticAdapter if isinstance(self.params, ElasticParams) else StaticAdapter
+        self.adapter: Any = (
+            ray.remote(kind).options(num_cpus=0, max_concurrency=2).remote(self.settings, self.params, environ)
             if self._is_remote
-            else StaticAdapter(self.settings, self.params, environ)
+            else kind(self.settings, self.params, environ)
         )
-        self.adapter: Any = adapter
         try:
             self._ask("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
         except BaseException:
@@ -192,6 +218,11 @@ class RayExecutor:
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """`fn(executable)` on rank 0 alone."""
         return self._ask("execute_single", fn)
+
+    @property
+    def driver(self) -> Any:
+        """Of an elastic executor that was started in this process: which slots have a worker (elastic_view.py)."""
+        return self.adapter.driver
 
     def shutdown(self) -> None:
         """Ends the workers, also in the middle of a call, and gives their resources back. Idempotent."""

@@ -143,12 +143,12 @@ class StaticAdapter(Adapter):
         kwargs: Mapping[str, Any] | None = None,
         meanwhile: Meanwhile | None = None,
     ) -> list[Any]:
-        return self.execute(_without_executable(fn, args, kwargs), meanwhile)
+        return self.execute(without_executable(fn, args, kwargs), meanwhile)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        refs = self._submit(_without_executable(fn, args, kwargs), self.workers)
+        refs = self._submit(without_executable(fn, args, kwargs), self.workers)
         # A failure frees the other ranks, though nobody waits here.
         self._unwatched.append(Call(refs, self._when_failed(), keeps_results=False))
         return refs
@@ -221,7 +221,7 @@ def _strategy(settings: Any, params: StaticParams) -> PGStrategy | ColocatedStra
     return PGStrategy(settings, params.num_workers, params, params.use_current_placement_group)
 
 
-def _without_executable(
+def without_executable(
     fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> Callable[[Any], Any]:
     return lambda _: fn(*(args or ()), **(kwargs or {}))

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -26,6 +26,18 @@ class Whereabouts:
     node_id: str
     hostname: str
     gpus: tuple[str, ...]
+    pid: int = field(default_factory=os.getpid)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """How the function of a rank of an elastic job has ended, without an exception."""
+
+    code: int  # as the exit code of a process would be
+    epoch: int = 0  # of its last world; 0: there is no result
+    rank: int = -1  # in that world
+    size: int = 0  # of that world
+    value: Any = None
 
 
 class BaseHorovodWorker:
@@ -97,6 +109,27 @@ class BaseHorovodWorker:
         with Reported():
             return func(self.executable)
 
+    def train(
+        self,
+        func: Callable[[Any], Any],
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+    ) -> Trained:
+        """All of the life of a rank of an elastic job: makes the executable, calls func(executable), leaves the world.
+
+        SystemExit is how hvd.init() and hvd.elastic.run end a process that is not needed any more; it ends this call.
+        """
+        try:
+            self.start_executable(executable_cls, executable_args, executable_kwargs)
+            value = self.execute(func)
+        except SystemExit as end:
+            return Trained(end.code if isinstance(end.code, int) else int(end.code is not None))
+        world = last_world()
+        if (basics := sys.modules.get("horovod.common.basics")) is not None:
+            basics.shutdown()  # its work is done, which the others hear
+        return Trained(0, *world, value)
+
 
 def whereabouts() -> Whereabouts:
     """Of this process; without Ray it has neither a node nor GPUs."""
@@ -135,6 +168,15 @@ def described(error: BaseException) -> str:
     """The type and the first line of the text."""
     text = without_code(error).strip().split("\n", 1)[0][:_REASON_LENGTH]
     return f"{type(error).__name__}{': ' + text if text else ''}"
+
+
+def last_world() -> tuple[int, int, int]:
+    """Epoch, rank and size of the last world of this process; epoch 0: it was in none, size 0: it has left it."""
+    context = sys.modules.get("horovod.worker.runtime.context")
+    last = context.last_world() if context is not None else None
+    if context is None or last is None:
+        return 0, -1, 0
+    return last.epoch, last.rank, context.current().world.size if context.is_initialized() else 0
 
 
 def leave_world(reason: str) -> None:

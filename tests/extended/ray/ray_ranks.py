@@ -99,3 +99,35 @@ class Stateful:
     def advance(self) -> float:
         self.count += self.step
         return allreduce("advance", float(self.count))
+
+
+def train_until(stop: str) -> dict[str, Any]:
+    """Elastic: a step and a commit, again and again, until there is a file of this name. Each step is logged."""
+    from horovod.common import basics as hvd
+    from horovod.common.elastic import ObjectState, run_fn
+    from horovod.common.ops.objects import allgather_object, broadcast_object
+    from horovod.common.process_sets import global_process_set as everyone
+    from horovod.ray import ray_logger
+    from horovod.worker.runtime.context import current
+
+    def send(value: Any, root_rank: int = 0) -> Any:
+        return broadcast_object(value, root_rank, None, everyone)
+
+    class State(ObjectState):
+        def sync(self) -> None:
+            self._choose_source(lambda value, name: allgather_object(value, name, everyone))
+            super().sync()
+
+    hvd.init()
+    started = hvd.rank()
+    state = State(send, hvd.rank, batch=0)
+
+    def loop(state: Any) -> None:
+        while not allreduce("stop", float(os.path.exists(stop))):
+            state.batch += 1
+            seen = {"pid": os.getpid(), "host": os.environ["HOROVOD_HOSTNAME"], "epoch": current().world.epoch}
+            ray_logger.log({**seen, "rank": hvd.rank(), "size": hvd.size(), "batch": state.batch, "started": started})
+            state.commit()
+
+    run_fn(loop, hvd.join_again)(state)
+    return {"pid": os.getpid(), "rank": hvd.rank(), "size": hvd.size(), "batch": state.batch}

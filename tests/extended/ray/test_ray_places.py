@@ -88,7 +88,6 @@ def test_what_is_missing(
         ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0}, ValueError, SettingCode.INVALID_SETTING),
         ({"num_workers": 0}, ValueError, SettingCode.INVALID_SETTING),
         ({"num_hosts": 1, "num_workers_per_host": 1.5}, ValueError, SettingCode.INVALID_SETTING),
-        ({"min_workers": 1}, NotImplementedError, LaunchCode.UNSUPPORTED_OPTION),
     ],
 )
 def test_arguments_that_make_no_sense(arguments: dict[str, object], kind: type[Exception], code: LaunchCode) -> None:

@@ -1,0 +1,375 @@
+"""Elastic jobs of RayExecutor: workers on hosts that come and go.
+
+    RayExecutor.run
+      ElasticAdapter            this module: one event loop in a thread, one job for each call
+        Driver                  which hosts the job may use (launch/ssh/driver.py), asked of RayHostDiscovery
+        scheduler               which process runs where, in the executor's own coordinator (ADR 79)
+        RayAgents               actors, as the scheduler says (elastic_workers.py)
+        Wishes                  what the autoscaler is asked for (wishes.py)
+
+Who is in a world is decided by the coordinator; see docs/elastic.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from horovod.base.errors import LaunchCode, code_of, coded, without_code
+from horovod.base.settings import ROWS, resolve, variables
+from horovod.base.tasks import end_tasks
+from horovod.launch.elastic.policy import elastic_variables, write_policy
+from horovod.launch.elastic.request import ElasticRequest
+from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
+from horovod.protos.v1 import jobs_pb2
+from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
+from horovod.ray.elastic_view import ElasticView
+from horovod.ray.elastic_workers import RayAgents, Work
+from horovod.ray.host_discovery import ChangingHosts, ClusterHosts
+from horovod.ray.static import without_executable
+from horovod.ray.wishes import Wishes
+from horovod.ray.worker import Trained, described
+
+__all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
+
+_LOOK_S = 0.05
+_CLOSE_S = 30.0
+_NAMES = {  # how users call what is checked
+    "num_proc": "min_workers",
+    "min_num_proc": "min_workers",
+    "max_num_proc": "max_workers",
+    "slots": "slots",
+    "reset_limit": "reset_limit",
+    "cooldown_range": "cooldown_range",
+    "host_discovery_script": "a script",
+    "host_discovery": "settings.discovery",
+    "spares": "spares",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class RayHostDiscovery(ClusterHosts):
+    """The nodes of the cluster, with as many slots as each has processors, or GPUs, for workers."""
+
+    def __init__(self, use_gpu: bool = False, cpus_per_worker: int = 1, gpus_per_worker: int = 1) -> None:
+        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker)
+
+
+class TestDiscovery(ChangingHosts):
+    """As RayHostDiscovery, with hosts that are taken away and given back at random, for tests of elastic programs."""
+
+    __test__ = False
+
+    def __init__(
+        self,
+        min_hosts: int,
+        max_hosts: int,
+        change_frequency_s: float,
+        use_gpu: bool = False,
+        cpus_per_worker: int = 1,
+        gpus_per_worker: int = 1,
+    ) -> None:
+        super().__init__(min_hosts, max_hosts, change_frequency_s, use_gpu, cpus_per_worker, gpus_per_worker)
+
+
+@dataclass
+class ElasticParams(BaseParams):
+    """As the arguments of RayExecutor."""
+
+    min_workers: int = 1
+    max_workers: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: Sequence[int] | None = None
+    elastic_timeout: float = 600
+    override_discovery: bool = True
+    spares: int = 0
+
+
+def check_elastic(settings: Any, params: ElasticParams) -> ElasticRequest:
+    """What is asked for; ValueError in words for what can't be."""
+    source = None if params.override_discovery else getattr(settings, "discovery", None)
+    if source is None and not params.override_discovery:
+        sentence = "override_discovery=False needs settings.discovery, an object that finds hosts."
+        raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    if source is None:
+        source = RayHostDiscovery(params.use_gpu, params.cpus_per_worker, params.gpus_per_worker or 1)
+    request = ElasticRequest(
+        min_num_proc=params.min_workers,
+        max_num_proc=params.max_workers,
+        reset_limit=params.reset_limit,
+        cooldown_range=params.cooldown_range,
+        host_discovery=source,
+        spares=params.spares,
+    )
+    request.check(params.min_workers, None, _NAMES)
+    return request
+
+
+class ElasticAdapter(Adapter):
+    """Workers whose number changes while a function runs. Used by one thread, but for `shutdown`."""
+
+    def __init__(self, settings: Any, params: ElasticParams, environ: Mapping[str, str]) -> None:
+        """environ: of the driver, which under Ray Client is another process. ValueError for wrong parameters."""
+        self._settings = settings
+        self._params = params
+        self._environ = environ
+        self._nics = sorted(settings.nics or ())
+        self._request = check_elastic(settings, params)
+        self.driver = ElasticView(lambda: self._call)
+        self._executable: tuple[Any, ...] = (None, None, None)
+        self._job_environ: dict[str, str] = {}
+        self._coordinator: OwnCoordinator | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._job = environ.get(ROWS["job"].env) or ROWS["job"].default
+        self._calls = 0
+        self._call: _ElasticCall | None = None  # that waits for its function, or runs
+        self._queue: Any = None
+
+    # -- the beginning and the end -------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        executable_cls: type | None = None,
+        executable_args: Sequence[Any] | None = None,
+        executable_kwargs: Mapping[str, Any] | None = None,
+        extra_env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        """Waits until there is room for the fewest workers. They start with each call, as does the executable."""
+        try:
+            self._executable = (executable_cls, executable_args, executable_kwargs)
+            given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+            patience = variables(elastic_timeout_seconds=self._params.elastic_timeout)
+            driver = {**patience, **self._environ, **given}
+            environ = job_environment(driver, extra_env_vars or {}, self._settings.timeout_s, self._nics)
+            settings = resolve(driver | environ)  # ValueError before anything is started
+            self._job_environ = environ
+            self._coordinator = OwnCoordinator(settings, one_node=False, nics=self._nics)
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-ray-elastic", daemon=True)
+            self._thread.start()
+            self._ready_call()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def shutdown(self) -> None:
+        loop, self._loop = self._loop, None
+        call, self._call = self._call, None
+        if loop is not None and self._thread is not None:
+            if call is not None:
+                with contextlib.suppress(Exception):
+                    asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(_CLOSE_S)
+            if not self._thread.is_alive():
+                loop.close()
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            coordinator.stop()
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        meanwhile: Meanwhile | None = None,
+    ) -> list[Any]:
+        return self.execute(without_executable(fn, args, kwargs), meanwhile)
+
+    def run_remote(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> list[Any]:
+        raise _not_elastic("run_remote", "run")
+
+    def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:
+        call = self._ready_call()
+        loop = self._loop
+        assert loop is not None
+        shared = [ray.put(one) for one in (fn, *self._executable)]  # once, and not once for each worker
+        running = asyncio.run_coroutine_threadsafe(call.run(tuple(shared), self._queue), loop)
+        try:
+            while not concurrent.futures.wait([running], None if meanwhile is None else _LOOK_S).done:
+                assert meanwhile is not None
+                meanwhile()
+            return running.result()
+        except concurrent.futures.CancelledError:
+            sentence = "shutdown() was called while the function ran, so there is no result."
+            raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence)) from None
+        except KeyboardInterrupt:
+            asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+            raise
+        finally:
+            if self._call is call:
+                self._call = None
+            if meanwhile is not None:
+                meanwhile()
+
+    def execute_single(self, fn: Callable[[Any], Any]) -> Any:
+        raise _not_elastic("execute_single", "execute")
+
+    def stream_to(self, queue: Any) -> None:
+        self._queue = queue
+
+    def _ready_call(self) -> _ElasticCall:
+        """A call that has room for the fewest workers; ValueError or RuntimeError with a sentence where there is none
+        in time.
+        """
+        if self._call is None:
+            loop, coordinator = self._loop, self._coordinator
+            if loop is None or coordinator is None:
+                sentence = "This executor has no workers: call start() first."
+                raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
+            self._calls += 1
+            job = self._job if self._calls == 1 else f"{self._job}-{self._calls}"
+            environ = self._job_environ
+            wait_s = self._settings.placement_group_timeout_s
+            work = Work(job, self._params, environ, coordinator, wait_s)
+            call = self._call = _ElasticCall(self._request, work, self._params.override_discovery)
+            try:
+                asyncio.run_coroutine_threadsafe(call.begin(), loop).result()
+            except BaseException:
+                if self._call is call:  # not shut down meanwhile
+                    self._call = None
+                    asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+                raise
+        return self._call
+
+
+class _ElasticCall:
+    """One call of a function on all workers: `begin`, then `run`, or `close` in between. In one event loop."""
+
+    def __init__(self, request: ElasticRequest, work: Work, asks_autoscaler: bool) -> None:
+        self.work = work
+        replacement = request.replacement(request.min_num_proc or 1)
+        assert replacement is not None
+        work.environ = {**work.environ, **elastic_variables(replacement)}
+        self._request = request
+        self._replacement = replacement
+        self._asks_autoscaler = asks_autoscaler
+        self._given: asyncio.Future[None] | None = None  # done when the function is there
+        self._running: asyncio.Task[jobs_pb2.JobRecord] | None = None
+        self.agents: RayAgents | None = None
+
+    async def begin(self) -> None:
+        """Waits until there is room for the fewest workers. RuntimeError or ValueError with a sentence."""
+        loop = asyncio.get_running_loop()
+        ready, self._given = loop.create_future(), loop.create_future()
+        self._running = asyncio.create_task(self._drive(ready))
+        await asyncio.wait({ready, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            await self._running
+
+    async def run(self, call: tuple[Any, ...], queue: Any) -> list[Any]:
+        """The results by rank of the last world. call: what each worker does with `BaseHorovodWorker.train`."""
+        assert self._given is not None
+        assert self._running is not None
+        self.work.call, self.work.queue = call, queue
+        self._given.set_result(None)
+        record = await self._running
+        if record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
+            raise _failure(record, self.work.errors)
+        return _results(self.work.ended)
+
+    async def close(self) -> None:
+        """Ends all workers. Idempotent."""
+        if self._running is not None:
+            await end_tasks([self._running])
+
+    async def _drive(self, ready: asyncio.Future[None]) -> jobs_pb2.JobRecord:
+        work, request, policy = self.work, self._request, self._replacement
+        supply = request.supply()
+        assert supply is not None
+        scheduler = work.coordinator.scheduler()
+        agents = self.agents = RayAgents(scheduler, work)
+        spec = jobs_pb2.JobSpec(command=["horovod.ray"], processes=1)
+        settings = resolve(work.environ)
+        write_policy(spec, policy, work.environ)
+        fewest, wait_s = spec.policy.fewest, settings.elastic_timeout_seconds
+        driver = Driver(supply, agents, fewest, policy.most_slots, wait_s, _tell, "elastic_timeout")
+        told = 0
+
+        async def follow(changed: Changed, prepare: Prepare) -> jobs_pb2.JobRecord:
+            ready.set_result(None)
+            assert self._given is not None
+            await self._given
+            prepare(scheduler)
+            room = sum(host.slots for host in spec.hosts)
+            spec.processes = policy.slots(fewest, room)
+            return await scheduler.run(spec, work.job, changed)
+
+        def tell(record: jobs_pb2.JobRecord) -> None:
+            nonlocal told
+            if record.state == jobs_pb2.JOB_STATE_RUNNING and record.sentence and record.generation > told:
+                told = record.generation
+                _log.info("%s", record.sentence)
+
+        def done() -> None:
+            if _is_complete(work.ended):
+                for agent in agents.all.values():
+                    agent.kill(code=0)  # they came too late to be in a world
+
+        work.done = done
+        wishes = (
+            Wishes(work.params, policy.most_slots or fewest, lambda: driver.slots) if self._asks_autoscaler else None
+        )
+        tasks = [asyncio.create_task(wishes.keep())] if wishes is not None else []
+        try:
+            return await driven(driver, spec, None, tell, lambda job: None, follow)
+        except asyncio.CancelledError:
+            if self._given is not None and self._given.done():
+                scheduler.stop(signal.SIGTERM)  # else it would go on when agents come for the next call
+            raise
+        finally:
+            await end_tasks(tasks)
+            await agents.close()
+
+
+def _is_complete(ended: Sequence[Trained]) -> bool:
+    """Whether all ranks of the last world have returned, so that nobody goes on with its work."""
+    last = max(ended, key=lambda one: one.epoch, default=Trained(0))
+    ranks = {one.rank for one in ended if one.epoch == last.epoch and one.code == 0}
+    return bool(last.epoch and last.size) and len(ranks) == last.size
+
+
+def _results(ended: Sequence[Trained]) -> list[Any]:
+    """Of the last world, by rank."""
+    epoch = max((one.epoch for one in ended if one.code == 0), default=0)
+    if not epoch:
+        sentence = "All workers ended before the function returned: there is no result. Does it call sys.exit()?"
+        raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence))
+    last = {one.rank: one.value for one in ended if one.code == 0 and one.epoch == epoch}
+    return [last[rank] for rank in sorted(last)]
+
+
+def _failure(record: jobs_pb2.JobRecord, errors: Sequence[BaseException]) -> RuntimeError:
+    """Why the job failed. Its cause is the last exception of a worker, if one has raised any."""
+    sentence = record.sentence or "The job was ended."
+    code = code_of(sentence) or LaunchCode.RANK_FAILED
+    last = f" The last exception of a worker: {described(errors[-1])}" if errors else ""
+    error = RuntimeError(coded(code, f"{without_code(sentence)}{last}"))
+    error.__cause__ = errors[-1] if errors else None
+    return error
+
+
+def _tell(sentence: str) -> None:
+    _log.warning("%s", sentence)
+
+
+def _not_elastic(method: str, instead: str) -> NotImplementedError:
+    sentence = f"{method}() is for a fixed number of workers: call {instead}() on an elastic executor."
+    return NotImplementedError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))

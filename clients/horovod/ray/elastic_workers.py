@@ -1,0 +1,302 @@
+"""The agents of an elastic job on Ray: one for each host, in the driver, whose processes are actors.
+
+Each registers with the scheduler of the executor's own coordinator, as agents on other hosts do with theirs. Which
+process runs where, what a failed one means and when the job is over is decided there; here, actors are started and
+ended.
+
+    the scheduler says    start     an actor on the host, by Ray's resource "node:<host>"
+                          leave     its process is asked to leave at the next commit; ended after a grace
+                          end, stop, finish
+    and hears             an actor has ended: its function returned (0), raised (1), or its process died (-9)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from horovod import __version__
+from horovod.base.errors import LaunchCode, coded
+from horovod.base.tasks import end_tasks
+from horovod.coordinator import PROTOCOL_VERSION
+from horovod.coordinator.in_process import InProcessScheduler
+from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.protos.v1 import agents_pb2 as pb
+from horovod.ray.adapter import BaseParams
+from horovod.ray.places import gpus_of_elastic
+from horovod.ray.worker import BaseHorovodWorker, Trained, described
+from horovod.rendezvous.hosts import HostSlots
+from horovod.worker.rank_environment import JobOnHost, rank_environment
+
+FAILURE_GRACE_S = 3.0  # how long others may go on after the failure that ends the job
+_ASK_AGAIN_S = 1.0  # a process between two worlds can't be asked to leave
+_END_S = 10.0  # for the news of an actor that was killed
+_NODE_SHARE = 0.01  # of the resource of a node, of which it has 1: so many actors fit that it limits nothing
+_TAKEN_AWAY = "its host is taken away"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Work:
+    """What the actors of one job do."""
+
+    job: str
+    params: BaseParams
+    environ: Mapping[str, str]
+    coordinator: OwnCoordinator
+    start_s: float  # within which Ray has to place an actor and start it
+    call: Any = None  # what they call, and the arguments from which each makes its executable; in Ray's object store
+    queue: Any = None  # of what they log
+    ended: list[Trained] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)  # in the order in which they came
+    done: Callable[[], None] = lambda: None  # called after each of `ended`
+
+
+@dataclass
+class Process:
+    """One actor, or what is left of it."""
+
+    rank: int
+    incarnation: int
+    actor: Any
+    pid: int = 0  # 0: it has not started yet
+    gpus: tuple[str, ...] = ()
+    code: int | None = None  # None: it runs
+    is_ended_here: bool = False  # it was killed by this agent, or asked to leave
+    on_kill: int = -signal.SIGKILL  # how its end is reported once it was killed here
+
+
+class RayAgent:
+    """Of one host, and of one job."""
+
+    def __init__(self, host: HostSlots, scheduler: InProcessScheduler, work: Work) -> None:
+        self.host, self.slots = host.name, host.slots
+        self.ended = asyncio.Event()  # never set: nothing of it runs on the host
+        self.processes: list[Process] = []  # the latest of each rank, in the order of their starts
+        self._scheduler = scheduler
+        self._work = work
+        self._is_open = True  # processes may be started
+        self._share: int | None = None  # the generation of what it was told to start
+        self._is_gone = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._leaving: set[tuple[int, int]] = set()
+        self.register = pb.Register(
+            protocol_version=PROTOCOL_VERSION,
+            version=__version__,
+            name=host.name,
+            instance=secrets.token_hex(8),
+            slots=host.slots,
+        )
+        self.register.interfaces.add(name="lo", address="127.0.0.1")  # members choose their interfaces themselves
+
+    def why(self) -> str:
+        return coded(LaunchCode.NO_AGENT_ON_HOST, "it is gone")
+
+    def set_slots(self, slots: int) -> None:
+        """The host has so many slots from now on."""
+        self.slots = slots
+        self._tell(pb.AgentMessage(slots=pb.Slots(slots=slots)))
+
+    async def attach(self) -> None:
+        """ValueError with a sentence where the scheduler refuses it."""
+        await self._scheduler.attach([self.register], self._obey)
+
+    async def leave(self) -> None:
+        """Ends its actors and itself."""
+        if self._is_gone:
+            return
+        self._is_open = False
+        self.kill()
+        running = [task for task in self._tasks if not task.done()]
+        if running:
+            await asyncio.wait(running, timeout=_END_S)
+        self._report()
+        self._is_gone = True
+        self._scheduler.detach(self.register)
+        await end_tasks(self._tasks)
+
+    def kill(self, code: int = -signal.SIGKILL) -> None:
+        """Ends all actors now. code: how that is reported."""
+        for process in self.processes:
+            self._kill(process, code)
+
+    # -- what the scheduler says ---------------------------------------------------------------------------------------
+
+    def _obey(self, name: str, command: pb.AgentCommand) -> None:
+        if self._is_gone:
+            return
+        if command.HasField("start"):
+            self._start(command.start)
+        elif command.HasField("probe"):
+            reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
+            self._tell(pb.AgentMessage(reached=reached))
+        elif command.HasField("leave"):
+            leave = command.leave
+            for rank, incarnation in zip(leave.ranks, leave.incarnations, strict=True):
+                if (rank, incarnation) not in self._leaving:
+                    self._leaving.add((rank, incarnation))
+                    self._do(self._have_leave(rank, incarnation, leave.grace_seconds))
+        elif command.HasField("finish"):
+            self._close()
+        elif command.HasField("end"):
+            self._close()
+            asyncio.get_running_loop().call_later(FAILURE_GRACE_S, self.kill)
+        elif command.HasField("signal") and command.signal.stop:
+            self._close()
+            self.kill()
+
+    def _close(self) -> None:
+        self._is_open = False
+        self._report()
+
+    def _start(self, share: pb.StartShare) -> None:
+        self._share = share.share
+        for placed in share.ranks:
+            known = next((one for one in self.processes if one.rank == placed.rank), None)
+            if known is not None and known.incarnation >= placed.incarnation:
+                continue
+            if known is not None:
+                self.processes.remove(known)
+            process = Process(placed.rank, placed.incarnation, self._actor(placed.rank, share.size))
+            self.processes.append(process)
+            self._do(self._follow(process, placed, share.size))
+        self._report()
+
+    def _actor(self, rank: int, size: int) -> Any:
+        params = self._work.params
+        options: dict[str, Any] = {"num_cpus": params.cpus_per_worker}
+        if params.gpus:
+            options["num_gpus"] = params.gpus
+        actor = ray.remote(BaseHorovodWorker).options(resources={f"node:{self.host}": _NODE_SHARE}, **options)
+        return actor.remote(world_rank=rank, world_size=size)
+
+    async def _have_leave(self, rank: int, incarnation: int, grace_s: float) -> None:
+        """Has the process leave at the next commit, or ends it where it is in no world, or after the grace."""
+        loop = asyncio.get_running_loop()
+        process = next((one for one in self.processes if (one.rank, one.incarnation) == (rank, incarnation)), None)
+        end_s = loop.time() + grace_s
+        while process is not None and process.code is None:
+            process.is_ended_here = True
+            work = self._work
+            is_member = (self.host, process.pid) in work.coordinator.members(work.job)
+            if not is_member or loop.time() >= end_s:
+                self._kill(process)
+                return
+            work.coordinator.ask_to_leave(work.job, rank, incarnation, _TAKEN_AWAY)
+            await asyncio.sleep(min(_ASK_AGAIN_S, max(0.0, end_s - loop.time())))
+
+    def _kill(self, process: Process, code: int = -signal.SIGKILL) -> None:
+        if process.code is None:
+            process.is_ended_here, process.on_kill = True, code
+            with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
+                ray.kill(process.actor)
+
+    # -- what becomes of an actor --------------------------------------------------------------------------------------
+
+    async def _follow(self, process: Process, placed: pb.PlacedRank, size: int) -> None:
+        work, code = self._work, 1
+        try:
+            trained = await self._train(process, placed, size)
+            code = trained.code
+            work.ended.append(trained)
+        except RayActorError as error:
+            code = process.on_kill if process.is_ended_here else -signal.SIGKILL
+            if not process.is_ended_here:
+                _log.warning("The actor of slot %d on host %s was lost: %s", process.rank, self.host, described(error))
+        except Exception as error:
+            cause = getattr(error, "cause", None) or error
+            if not process.is_ended_here:
+                work.errors.append(cause)
+                _log.warning("Slot %d on host %s failed: %s", process.rank, self.host, described(cause))
+        finally:
+            process.code = code
+            self._report()
+            with contextlib.suppress(Exception):
+                ray.kill(process.actor)
+        work.done()
+
+    async def _train(self, process: Process, placed: pb.PlacedRank, size: int) -> Trained:
+        work, actor = self._work, process.actor
+        try:
+            here = await asyncio.wait_for(answer(actor.whereabouts.remote()), work.start_s)
+        except asyncio.TimeoutError:
+            needs = f"{work.params.cpus_per_worker:g} CPU" + (f", {work.params.gpus} GPU" if work.params.gpus else "")
+            sentence = (
+                f"Ray has not started an actor on host {self.host} within {work.start_s:g} s: others use its resources "
+                f"({needs} for each), or it is gone. placement_group_timeout_s of create_settings() waits longer."
+            )
+            raise TimeoutError(coded(LaunchCode.WORKERS_LATE, sentence)) from None
+        process.pid, process.gpus = here.pid, here.gpus
+        self._report()
+        coordinator = work.coordinator
+        on = JobOnHost(work.environ, self.host, size, coordinator.address, coordinator.token, is_own=True, job=work.job)
+        others = [one.gpus for one in self.processes if one is not process and one.code is None]
+        gpus = gpus_of_elastic(process.gpus, others, placed.local_rank)
+        environ = rank_environment(on, placed, gpus, placed.incarnation or 1)
+        actor.set_queue.remote(work.queue)
+        await answer(actor.enter.remote(environ, coordinator.certificate, coordinator.server_name))
+        trained = await answer(actor.train.remote(*work.call))
+        assert isinstance(trained, Trained)
+        return trained
+
+    # -- what the scheduler hears --------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        if self._share is None:
+            return
+        report = pb.JobReport(job=self._work.job, share=self._share)
+        for one in sorted(self.processes, key=lambda one: one.code is None):
+            ended = {} if one.code is None else {"ended": True, "code": one.code, "stopped": one.is_ended_here}
+            report.ranks.add(rank=one.rank, incarnation=one.incarnation, pid=one.pid, **ended)
+        report.over = not self._is_open and all(one.code is not None for one in self.processes)
+        self._tell(pb.AgentMessage(report=report))
+
+    def _tell(self, message: pb.AgentMessage) -> None:
+        if not self._is_gone:
+            self._scheduler.tell(self.host, message)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.create_task(work))
+
+
+class RayAgents:
+    """Those of one job, for its Driver."""
+
+    def __init__(self, scheduler: InProcessScheduler, work: Work) -> None:
+        self._scheduler = scheduler
+        self._work = work
+        self.all: dict[str, RayAgent] = {}  # by host
+
+    async def bring_up(self, host: HostSlots) -> RayAgent | str:
+        agent = RayAgent(host, self._scheduler, self._work)
+        try:
+            await agent.attach()
+        except ValueError as error:
+            return str(error)
+        self.all[host.name] = agent
+        return agent
+
+    async def let_go(self, agent: RayAgent) -> None:
+        await agent.leave()
+        if self.all.get(agent.host) is agent:
+            del self.all[agent.host]
+
+    async def close(self) -> None:
+        """Ends all actors."""
+        await asyncio.gather(*(self.let_go(agent) for agent in list(self.all.values())))
+
+
+def answer(ref: Any) -> asyncio.Future[Any]:
+    """The result of a call of Ray, in this event loop."""
+    return asyncio.wrap_future(ref.future())

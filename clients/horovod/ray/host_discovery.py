@@ -1,0 +1,68 @@
+"""The hosts of an elastic job as Ray sees them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from horovod.runner.elastic.discovery import HostDiscovery
+
+
+def slots_of(resources: Mapping[str, float], cpus: float, gpus: float) -> int:
+    """How many workers with so many processors and GPUs each a node with these resources has room for.
+
+    >>> slots_of({"CPU": 8, "GPU": 2}, cpus=2, gpus=1)
+    2
+    """
+    needs = {name: each for name, each in (("CPU", cpus), ("GPU", gpus)) if each}
+    return min((int(resources.get(name, 0) // each) for name, each in needs.items()), default=1)
+
+
+class ClusterHosts(HostDiscovery):
+    """The nodes of the cluster that are alive, by the names under which their resources "node:<name>" place actors."""
+
+    def __init__(self, use_gpu: bool, cpus: float, gpus: float) -> None:
+        self._cpus, self._gpus = cpus, gpus if use_gpu else 0
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """Hosts without room for a worker are left out. Several nodes of one address are one host."""
+        found: dict[str, int] = {}
+        for node in ray.nodes():
+            if node["alive"] and (slots := slots_of(node["Resources"], self._cpus, self._gpus)):
+                name = node["NodeManagerAddress"]
+                found[name] = found.get(name, 0) + slots
+        return found
+
+
+class ChangingHosts(ClusterHosts):
+    """Some of the nodes, of which one is taken away or given back from time to time: for tests of elastic programs."""
+
+    __test__ = False  # no class of tests, whatever it is called
+
+    def __init__(
+        self, min_hosts: int, max_hosts: int, change_frequency_s: float, use_gpu: bool, cpus: float, gpus: float
+    ) -> None:
+        super().__init__(use_gpu, cpus, gpus)
+        self._least, self._most, self._period_s = min_hosts, max_hosts, change_frequency_s
+        self._shown: list[str] = []
+        self._changes_at_s = float("-inf")
+
+    def find_available_hosts_and_slots(self) -> dict[str, int]:
+        """From `min_hosts` to `max_hosts` of the hosts that there are."""
+        there: dict[str, Any] = super().find_available_hosts_and_slots()
+        self._shown = [name for name in self._shown if name in there]
+        hidden = [name for name in there if name not in self._shown]
+        if time.monotonic() >= self._changes_at_s:
+            self._changes_at_s = time.monotonic() + self._period_s
+            grows = random.random() < 0.5 if len(self._shown) > self._least else True
+            if grows and hidden and len(self._shown) < self._most:
+                self._shown.append(hidden.pop(random.randrange(len(hidden))))
+            elif len(self._shown) > self._least:
+                self._shown.remove(random.choice(self._shown))
+        while hidden and len(self._shown) < self._least:
+            self._shown.append(hidden.pop(0))
+        return {name: there[name] for name in self._shown}

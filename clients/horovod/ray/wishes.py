@@ -1,0 +1,61 @@
+"""What the autoscaler is asked for while a job could have more workers than its cluster has room for.
+
+A placement group that waits is a wish: an autoscaler sees what is missing, and adds nodes. One group for each missing
+worker, since not all have to come; a group whose resources have come is removed, as the actors take them themselves.
+(request_resources() is one wish for the whole cluster, of which the last caller's counts.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ray.util.placement_group import placement_group, remove_placement_group
+
+from horovod.launch.elastic.discovering import period_s
+from horovod.ray.adapter import BaseParams
+
+_MOST = 64  # wishes at one time
+
+_log = logging.getLogger(__name__)
+
+
+class Wishes:
+    """Of one job. `keep` runs until it is cancelled."""
+
+    def __init__(self, params: BaseParams, workers: int, slots: Callable[[], int]) -> None:
+        """workers: for so many there is to be room. slots: for how many there is."""
+        bundle: dict[str, float] = {"CPU": params.cpus_per_worker, "GPU": params.gpus}
+        self._bundle = {name: amount for name, amount in bundle.items() if amount}
+        self._workers, self._slots = workers, slots
+        self._groups: list[Any] = []
+
+    async def keep(self) -> None:
+        try:
+            while True:
+                await asyncio.to_thread(self._look)
+                await asyncio.sleep(max(period_s(), 0.1))
+        finally:
+            self._keep(0)
+
+    def _look(self) -> None:
+        try:
+            for group in [one for one in self._groups if one.wait(0)]:
+                self._remove(group)
+            self._keep(min(_MOST, self._workers - self._slots()))
+        except Exception as error:  # without it the job runs on what there is
+            _log.debug("Ray can't be asked for more room: %s", error)
+
+    def _keep(self, count: int) -> None:
+        while len(self._groups) < count:
+            self._groups.append(placement_group([self._bundle]))
+        while len(self._groups) > max(0, count):
+            self._remove(self._groups[-1])
+
+    def _remove(self, group: Any) -> None:
+        self._groups.remove(group)
+        with contextlib.suppress(Exception):
+            remove_placement_group(group)
