@@ -1,7 +1,8 @@
 """Starts processes in milliseconds: a process that has imported what they need, and forks for each request.
 
     python fork_server.py FD MODULE     the server: MODULE imports all that its children need, and has
-                                        forked(descriptors, *arguments), which is what a child does
+                                        forked(descriptors, *arguments), which is what a child does; where it has
+                                        STOPS_ITS_THREADS, what it imports stops its threads around a fork
 
 The server has no other thread and nothing open, so its children are what a fresh interpreter would be after its
 imports: each is a process of its own, with the environment and the descriptors of the request, and ends through the
@@ -66,12 +67,12 @@ class Forked:
 class ForkServer:
     """The tests' side. One at a time asks."""
 
-    def __init__(self, module: str, prefix: Sequence[str] = ()) -> None:
-        """prefix: of the command, for a namespace."""
+    def __init__(self, module: str, prefix: Sequence[str] = (), python: str = sys.executable) -> None:
+        """prefix: of the command, for a namespace. python: of another environment."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, str(TESTS / "fork_server.py"), str(theirs.fileno()), module],
+                [*prefix, python, str(TESTS / "fork_server.py"), str(theirs.fileno()), module],
                 env={name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
                 | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(_folders_of_tests())},
                 pass_fds=[theirs.fileno()],
@@ -94,14 +95,14 @@ class ForkServer:
 
 
 @functools.cache
-def shared(module: str) -> ForkServer:
+def shared(module: str, python: str = sys.executable) -> ForkServer:
     """That of this process for `module`."""
-    server = ForkServer(module)
+    server = ForkServer(module, python=python)
     atexit.register(server.close)
     return server
 
 
-def _serve(connection: socket.socket) -> tuple[list[int], tuple[Any, ...]] | None:
+def _serve(connection: socket.socket, stops_threads: bool) -> tuple[list[int], tuple[Any, ...]] | None:
     """Returns None at the end, and in each child what forked() is to get."""
     while True:
         data, descriptors, _, _ = socket.recv_fds(connection, _MAX_BYTES, _MAX_DESCRIPTORS)
@@ -109,7 +110,8 @@ def _serve(connection: socket.socket) -> tuple[list[int], tuple[Any, ...]] | Non
             return None
         match pickle.loads(data):
             case "start", environment, *arguments:
-                assert len(os.listdir("/proc/self/task")) == 1, "what the server has imported has started a thread"
+                threads = len(os.listdir("/proc/self/task"))
+                assert threads == 1 or stops_threads, "what the server has imported has started a thread"
                 pid = os.fork()
                 if pid == 0:
                     connection.close()
@@ -132,6 +134,6 @@ if __name__ == "__main__":
     preloaded = importlib.import_module(sys.argv[2])
     del sys.modules["pyarrow"]
     gc.freeze()  # the children neither copy nor search what all of them share
-    served = _serve(socket.socket(fileno=int(sys.argv[1])))
+    served = _serve(socket.socket(fileno=int(sys.argv[1])), getattr(preloaded, "STOPS_ITS_THREADS", False))
     if served is not None:
         preloaded.forked(served[0], *served[1])

@@ -9,8 +9,6 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from horovod import absent
-
 if TYPE_CHECKING:
     from horovod.launch import run as run
 
@@ -20,8 +18,6 @@ try:
     __version__ = metadata.version("horovod")
 except metadata.PackageNotFoundError:  # a source tree that was never installed
     __version__ = "1.0.0.dev0"
-
-absent.announce()
 
 
 def __getattr__(name: str) -> Any:

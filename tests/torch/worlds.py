@@ -42,8 +42,8 @@ class Outcome:
 
 
 class World:
-    """preloaded: the module of what the ranks have imported. coordinator: arguments of the EmbeddedCoordinator, such as
-    shorter limits."""
+    """preloaded: the module of what the ranks have imported. python: theirs, where it is of another environment.
+    coordinator: arguments of the EmbeddedCoordinator, such as shorter limits."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class World:
         transport: str = "shm",
         environment: dict[str, str] | None = None,
         preloaded: str = "preloaded_ranks",
+        python: str = sys.executable,
         **coordinator: Any,
     ) -> None:
         from horovod.coordinator.server import EmbeddedCoordinator  # the ranks do not need it
@@ -60,6 +61,7 @@ class World:
         self.broken = False
         self._environment = environment or {}
         self._preloaded = preloaded
+        self._python = python
         self._processes: list[fork_server.Forked] = []
         self._pipes: list[Connection] = []
         self._coordinator = EmbeddedCoordinator(**coordinator)
@@ -91,7 +93,7 @@ class World:
         }
         if self.transport == "hosts":
             environment |= {"HOROVOD_TRANSPORT": "auto", "HOROVOD_HOSTNAME": f"host-{rank // 2}"}
-        process = fork_server.shared(self._preloaded).start(environment, [theirs.fileno()])
+        process = fork_server.shared(self._preloaded, self._python).start(environment, [theirs.fileno()])
         theirs.close()
         if rank < len(self._processes):  # in place of one that ended
             self._pipes[rank].close()

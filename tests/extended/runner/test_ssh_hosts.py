@@ -227,8 +227,7 @@ def other_environment(folder: Path, horovod: str = "") -> dict[Path, Path]:
         packages = next((folder / "lib").glob("python3*")) / "site-packages"
         package = packages / "horovod"
         package.mkdir()
-        for name in ("__init__.py", "absent.py"):
-            shutil.copy(SOURCES / name, package)
+        shutil.copy(SOURCES / "__init__.py", package)
         metadata = packages / f"horovod-{horovod}.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: horovod\nVersion: {horovod}\n")

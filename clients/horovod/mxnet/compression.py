@@ -1,0 +1,61 @@
+"""Fewer bytes on the wire: arrays are cast to a smaller dtype before an operation and back after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod.common.ops.compression import CastCompressor
+
+__all__ = ["Compression", "Compressor"]
+
+
+class Compressor:
+    """Base of compressors, of which users may write their own. Pass the class, not an instance."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Returns the array to reduce in place of `tensor`, and a context for `decompress`.
+
+        The shape and dtype of that array must be the same on all ranks.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """The reduced array with the shape and dtype of the original; `ctx` is what `compress` returned beside it."""
+        raise NotImplementedError
+
+
+class NoneCompressor(Compressor):
+    """Sends the array as it is."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        return tensor
+
+
+class FP16Compressor(CastCompressor, Compressor):
+    """float16 on the wire: half the bytes of float32, largest finite value 65504."""
+
+    dtype = np.float16
+
+    @staticmethod
+    def is_floating(tensor: Any) -> bool:
+        return np.dtype(tensor.dtype).kind == "f"
+
+    @staticmethod
+    def cast(tensor: Any, dtype: Any) -> Any:
+        return tensor.astype(dtype)
+
+
+class Compression:
+    """What `compression=` takes."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor

@@ -1,0 +1,115 @@
+"""Broadcasts of parameters and objects, and allgather of objects."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import mxnet as mx
+from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
+
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.ops import objects
+from horovod.common.ops.handles import synchronize
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
+
+T = TypeVar("T")
+
+
+def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+    """Overwrites parameters in place with their values on rank `root_rank`. Call it before training. Example:
+
+        >>> hvd.broadcast_parameters(model.collect_params(), root_rank=0)
+
+    A parameter whose shape is not known yet is broadcast as soon as the first batch has given it one.
+
+    Args:
+        params: a ParameterDict or a dict of parameters or arrays, as `model.collect_params()` and
+            `module.get_params()` return them; of the same names, shapes and dtypes on all ranks.
+        root_rank: the rank whose values count.
+        prefix: of the names on the wire; give two models that are broadcast at once different ones.
+
+    Raises:
+        ValueError: params of another kind, or an array that can't be sent.
+        HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost.
+    """
+    if not isinstance(params, dict | ParameterDict):
+        raise ValueError(
+            coded(
+                TrainingCode.INVALID_ARGUMENT,
+                f"invalid params of type: {type(params).__name__}. Pass model.collect_params(), or a dict of arrays.",
+            )
+        )
+    handles = []
+    for key, value in sorted(params.items()):
+        name = f"{prefix or ''}parameter.{key}"
+        if not isinstance(value, Parameter):
+            arrays = [value]
+        else:
+            try:
+                arrays = value.list_data()
+            except DeferredInitializationError:
+                _broadcast_when_made(value, root_rank, name)
+                continue
+        handles += _started(arrays, root_rank, name)
+    _wait(handles)
+
+
+def _started(arrays: list[Any], root_rank: int, name: str) -> list[Any]:
+    return [
+        COLLECTIVES.broadcast_async_(array, root_rank, name if place == 0 else f"{name}.{place}", global_process_set)
+        for place, array in enumerate(arrays)
+    ]
+
+
+def _wait(handles: list[Any]) -> None:
+    for handle in handles:
+        synchronize(handle, MXNetFramework.current_stream)
+
+
+def _broadcast_when_made(parameter: Any, root_rank: int, name: str) -> None:
+    """MXNet calls `_init_impl` with the first values of a parameter, when it knows the shape."""
+
+    def init_and_broadcast(*arguments: Any, **options: Any) -> None:
+        del parameter._init_impl  # the class's own is there again
+        parameter._init_impl(*arguments, **options)
+        with mx.autograd.pause():
+            _wait(_started(parameter.list_data(), root_rank, name))
+
+    parameter._init_impl = init_and_broadcast
+
+
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """The object that `root_rank` has, on every rank: pickled with cloudpickle. Example:
+
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
+        {'epoch': 3}
+
+    Args:
+        obj: anything that can be pickled; ignored elsewhere than on the root, which gets its own object back.
+        root_rank: a global rank of the process set.
+        name: matches the call across ranks.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: the root can't pickle its object, a bad root or process set.
+        HorovodInternalError: a rank was lost.
+    """
+    return objects.broadcast_object(obj, root_rank, name, process_set)
+
+
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """The objects of all ranks, in rank order; they may differ in type and size.
+
+        >>> hvd.allgather_object("x" * hvd.rank())
+        ['', 'x']
+
+    Raises:
+        ValueError: an object that can't be pickled (the message says whose), a bad process set.
+        HorovodInternalError: a rank was lost.
+    """
+    return objects.allgather_object(obj, name, process_set)

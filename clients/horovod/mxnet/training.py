@@ -1,0 +1,186 @@
+"""Gradients that are the same on all ranks: `DistributedTrainer` for gluon, `DistributedOptimizer` for modules."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Final
+
+import mxnet as mx
+
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.basics import Average
+from horovod.common.gradients import Reduction
+from horovod.common.ops.handles import AnyHandle, synchronize
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
+from horovod.mxnet.compression import Compression
+
+__all__ = ["DistributedOptimizer", "DistributedTrainer"]
+
+
+class DistributedTrainer(mx.gluon.Trainer):
+    """A gluon Trainer whose gradients are averaged over the ranks before each step. Example:
+
+        >>> trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", {"learning_rate": 0.1 * hvd.size()})
+        >>> with mx.autograd.record():
+        ...     loss = loss_of(model(data), label)
+        >>> loss.backward()
+        >>> trainer.step(batch_size)
+
+    `trainer.allreduce_grads()` averages them alone; gradients may be clipped between it and `trainer.update()`.
+
+    Args:
+        params, optimizer, optimizer_params: as for mx.gluon.Trainer. Parameters in a dict are taken in sorted order.
+            Where batches are of different sizes, the average is of the ranks, not of the samples.
+        compression: how gradients travel, for example hvd.Compression.fp16.
+        gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
+            ranks afterwards.
+        prefix: of the names on the wire.
+        num_groups: in how many operations the gradients are sent; 0: each in one of its own, all at once.
+        process_set: the ranks that take part; others make steps with their own gradients.
+
+    Raises:
+        ValueError: arguments that contradict each other, or a parameter on several devices, or on a GPU.
+        HorovodInternalError: the ranks' gradients do not fit together, or a rank was lost; raised by a step.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        compression: Any = Compression.none,
+        gradient_predivide_factor: float = 1.0,
+        prefix: str | None = None,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if isinstance(optimizer, DistributedOptimizer):
+            warnings.warn(
+                "DistributedTrainer reduces gradients itself, so it takes the optimizer out of the "
+                "DistributedOptimizer that it was given.",
+                stacklevel=2,
+            )
+            optimizer = optimizer._optimizer
+        self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set)
+        self._prefix = f"{prefix or ''}gradient"
+        super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
+
+    def _allreduce_grads(self) -> None:
+        trained = [(place, param) for place, param in enumerate(self._params) if param.grad_req != "null"]
+        for _, param in trained:
+            if len(param.list_grad()) != 1:
+                raise ValueError(
+                    coded(
+                        TrainingCode.INVALID_ARGUMENT,
+                        f"DistributedTrainer: parameter {param.name} is on {len(param.list_grad())} devices "
+                        f"({', '.join(map(str, param.list_ctx()))}), and Horovod has one process for each device.",
+                    )
+                )
+        gradients = [param.list_grad()[0] for _, param in trained]
+        _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients)
+
+
+# What a DistributedOptimizer has itself; all else is its inner optimizer's.
+_OWN: Final = ("_optimizer", "_reduction")
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):
+    """An optimizer that averages each gradient over the ranks before `optimizer` uses it. Example:
+
+        >>> optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.1 * hvd.size()))
+        >>> module.init_optimizer(kvstore=None, optimizer=optimizer)
+
+    For gluon take `DistributedTrainer`, which sends all gradients at once.
+
+    Args:
+        optimizer: an mx.optimizer.Optimizer. Its attributes are those of this one.
+        gradient_predivide_factor, process_set: as for `DistributedTrainer`.
+        num_groups: in how many operations gradients are sent that MXNet updates in one call.
+
+    Raises what `DistributedTrainer` does.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        self._optimizer = optimizer
+        self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._average(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def _average(self, index: Any, grad: Any) -> None:
+        several = isinstance(index, list | tuple)
+        _reduce(self._reduction, "gradient", index if several else [index], grad if several else [grad])
+
+    def create_state(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state(index, weight)
+
+    def create_state_multi_precision(self, index: Any, weight: Any) -> Any:
+        return self._optimizer.create_state_multi_precision(index, weight)
+
+    def set_learning_rate(self, lr: float) -> None:
+        self._optimizer.set_learning_rate(lr)
+
+    def set_lr_mult(self, args_lr_mult: dict[Any, float]) -> None:
+        self._optimizer.set_lr_mult(args_lr_mult)
+
+    def set_wd_mult(self, args_wd_mult: dict[Any, float]) -> None:
+        self._optimizer.set_wd_mult(args_wd_mult)
+
+
+def _reduction(compression: Any, predivide: float, num_groups: int, process_set: ProcessSet) -> Reduction:
+    if not isinstance(num_groups, int) or isinstance(num_groups, bool) or num_groups < 0:
+        raise ValueError(
+            coded(TrainingCode.INVALID_GROUPS, f"num_groups must be a number of groups, or 0, not {num_groups!r}.")
+        )
+    return Reduction(compression, Average, predivide, num_groups, process_set)
+
+
+def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: Sequence[Any]) -> None:
+    """Averages the gradients in place. keys: what tells them apart, the same on all ranks."""
+    if not reduction.communicates():
+        return
+    factors = (reduction.prescale, reduction.postscale, reduction.process_set)
+    packed = [reduction.compression.compress(gradient) for gradient in gradients]
+    handles: list[AnyHandle] = []
+    for group in reduction.grouped(gradients):
+        name = f"{prefix}.{keys[group[0]]}"
+        small = [packed[place][0] for place in group]
+        if len(small) == 1:
+            handles.append(COLLECTIVES.allreduce_async_(small[0], reduction.op, name, *factors))
+        else:
+            handles.append(COLLECTIVES.start_allreduces(small, True, reduction.op, name, *factors))
+    for handle in handles:
+        synchronize(handle, MXNetFramework.current_stream)
+    for gradient, (small, context) in zip(gradients, packed, strict=True):
+        if small is not gradient:
+            gradient[:] = reduction.compression.decompress(small, context)

@@ -1,0 +1,31 @@
+"""Worlds of ranks with MXNet, in an environment of its own, or the reason why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import mxnet_environment
+import pytest
+from worlds import Keeper, World
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="session")
+def mxnet_python() -> Path:
+    """The interpreter of an environment with MXNet."""
+    return mxnet_environment.python()
+
+
+@pytest.fixture(scope="session")
+def mxnet_pair_keeper(mxnet_python: Path) -> Iterator[Keeper]:
+    environment = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    with Keeper(2, "shm", environment, preloaded="preloaded_mxnet", python=str(mxnet_python)) as keeper:
+        yield keeper
+
+
+@pytest.fixture
+def mxnet_pair(mxnet_pair_keeper: Keeper) -> World:
+    """A running world of two ranks over shared memory."""
+    return mxnet_pair_keeper.get()

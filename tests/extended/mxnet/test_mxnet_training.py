@@ -1,0 +1,200 @@
+"""Training on two ranks is training on one with both batches: gluon's trainer, modules, broadcasts of parameters."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import World
+
+from horovod.base.errors import OperationCode, TrainingCode
+
+ROOT = Path(__file__).parents[3]
+STEPS = 4
+
+
+def _data(step: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The batch of both ranks."""
+    source = np.random.default_rng(step)
+    return source.normal(size=(8, 5)).astype("float32"), source.integers(0, 3, 8).astype("float32")
+
+
+def _model(seed: int, prefix: str = "model_") -> Any:
+    """With a layer whose shape the first batch tells, and one that is not trained."""
+    import mxnet as mx
+
+    mx.random.seed(seed)
+    model = mx.gluon.nn.HybridSequential(prefix=prefix)
+    with model.name_scope():
+        model.add(mx.gluon.nn.Dense(4, activation="tanh"), mx.gluon.nn.Dense(3, in_units=4))
+    model.initialize(mx.init.Uniform(0.5))
+    model[1].bias.grad_req = "null"
+    return model
+
+
+def _train(model: Any, trainer: Any, rank: int, size: int) -> list[Any]:
+    import mxnet as mx
+
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    for step in range(STEPS):
+        data, labels = (mx.nd.array(part[rank::size]) for part in _data(step))
+        with mx.autograd.record():
+            loss = loss_of(model(data), labels)
+        loss.backward()
+        trainer.step(len(data))
+    return [param.data().asnumpy() for _, param in sorted(model.collect_params().items())]
+
+
+def _alike(found: list[Any], expected: list[Any], tolerance: float = 1e-5) -> None:
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance)
+
+
+def _gluon(options: dict[str, Any], tolerance: float) -> None:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    if options.pop("fp16", False):
+        options["compression"] = hvd.Compression.fp16
+    momentum = {"learning_rate": 0.5, "momentum": 0.9}
+    alone = _model(seed=0)
+    alone(mx.nd.array(_data(0)[0]))
+    start = [param.data().asnumpy() for _, param in sorted(alone.collect_params().items())]
+    expected = _train(alone, mx.gluon.Trainer(alone.collect_params(), "sgd", momentum), 0, 1)
+    assert abs(expected[1] - start[1]).max() > 0.1
+
+    mine = _model(seed=hvd.rank())
+    hvd.broadcast_parameters(mine.collect_params(), root_rank=0)
+    trainer = hvd.DistributedTrainer(mine.collect_params(), "sgd", momentum, **options)
+    _alike(_train(mine, trainer, hvd.rank(), hvd.size()), expected, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({}, 1e-5),
+        ({"num_groups": 2, "gradient_predivide_factor": 2.0, "prefix": "grouped."}, 1e-5),
+        ({"fp16": True}, 1e-2),
+    ],
+)
+def test_gluon_trains_as_one_process(mxnet_pair: World, options: dict[str, Any], tolerance: float) -> None:
+    mxnet_pair.run(_gluon, options, tolerance)
+
+
+def _clipped() -> None:
+    """The two halves of a step, with an optimizer that updates several parameters in a call."""
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    model = _model(seed=1)
+    model(mx.nd.ones((1, 5)))
+    optimizer = hvd.DistributedOptimizer(mx.optimizer.SGD(learning_rate=1))
+    with pytest.warns(UserWarning, match="DistributedOptimizer"):
+        trainer = hvd.DistributedTrainer(model.collect_params(), optimizer)
+    with mx.autograd.record():
+        loss = model(mx.nd.ones((1, 5))).sum() * (1 + hvd.rank())
+    loss.backward()
+    alone = [param.grad().asnumpy() / (1 + hvd.rank()) for param in model[0].collect_params().values()]
+    trainer.allreduce_grads()
+    _alike([param.grad().asnumpy() for param in model[0].collect_params().values()], [1.5 * one for one in alone])
+    trainer.update(1)
+    everyone = hvd.allgather_object([param.data().asnumpy() for param in model.collect_params().values()])
+    _alike(*everyone, tolerance=0)
+
+
+def _module() -> None:
+    """The older interface, by an optimizer."""
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    weights = mx.nd.array([[float(hvd.rank())] * 5])
+    hvd.broadcast_parameters({"w": weights}, root_rank=1)
+    assert weights.asnumpy().tolist() == [[1.0] * 5]
+    for groups in (0, 2):
+        output = mx.sym.LinearRegressionOutput(
+            mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1, name="fc"), mx.sym.var("label")
+        )
+        module = mx.mod.Module(output, label_names=["label"])
+        module.bind([("data", (4, 5))], [("label", (4, 1))])
+        module.init_params(arg_params={"fc_weight": weights, "fc_bias": mx.nd.zeros(1)})
+        inner = mx.optimizer.SGD(learning_rate=0.1, rescale_grad=1 / 4)
+        optimizer = hvd.DistributedOptimizer(inner, num_groups=groups)
+        module.init_optimizer(kvstore=None, optimizer=optimizer)
+        assert inner.idx2name == optimizer.idx2name != {}
+        expected_weights, expected_bias = np.ones((1, 5)), np.zeros(1)
+        for step in range(STEPS):
+            data, labels = _data(step)
+            mine = slice(hvd.rank(), None, 2)
+            batch = mx.io.DataBatch([mx.nd.array(data[mine])], [mx.nd.array(labels[mine, None])])
+            module.forward_backward(batch)
+            module.update()
+            error = data @ expected_weights.T + expected_bias - labels[:, None]
+            expected_weights = expected_weights - 0.1 * (error * data).mean(0)
+            expected_bias = expected_bias - 0.1 * error.mean(0)
+        found, _ = module.get_params()
+        _alike([found["fc_weight"].asnumpy(), found["fc_bias"].asnumpy()], [expected_weights, expected_bias])
+    optimizer.rescale_grad = 0.5
+    optimizer.set_learning_rate(3.0)
+    assert (inner.rescale_grad, inner.lr, optimizer.learning_rate) == (0.5, 3.0, 3.0)
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert (type(copied), copied.lr) == (hvd.DistributedOptimizer, 3.0)
+
+
+def _a_set_of_one() -> None:
+    """A rank that is no member trains with its own gradients, and waits for nobody."""
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    alone = hvd.add_process_set([0])
+    try:
+        param = mx.gluon.Parameter("weight", shape=(2,))
+        param.initialize(mx.init.Zero())
+        trainer = hvd.DistributedTrainer([param], "sgd", {"learning_rate": 1.0}, process_set=alone)
+        with mx.autograd.record():
+            loss = (param.data() * (1 + hvd.rank())).sum()
+        loss.backward()
+        trainer.step(1)
+        assert param.data().asnumpy().tolist() == [-1.0 - hvd.rank()] * 2
+    finally:
+        hvd.remove_process_set(alone)
+
+
+def _wrong_use() -> None:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    param = mx.gluon.Parameter("weight", shape=(2,))
+    param.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = hvd.DistributedTrainer([param], "sgd")
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
+        trainer.allreduce_grads()
+    different = mx.gluon.Parameter("weight", shape=(2 + hvd.rank(),))
+    different.initialize()
+    with pytest.raises(hvd.HorovodInternalError, match=ends_with(OperationCode.MISMATCHED)):
+        hvd.broadcast_parameters({"weight": different})
+
+
+def test_other_ways_to_train(mxnet_pair: World) -> None:
+    mxnet_pair.run(_clipped)
+    mxnet_pair.run(_module)
+    mxnet_pair.run(_a_set_of_one)
+    mxnet_pair.run(_wrong_use)
+
+
+def test_the_example(mxnet_python: Path) -> None:
+    command = [mxnet_python, "-m", "horovod.launch", "-np", "2", mxnet_python, ROOT / "examples" / "mxnet_digits.py"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    *_, last = done.stdout.splitlines()
+    accuracy = float(last.removeprefix("[0]<stdout>:accuracy ").removesuffix(" with 2 processes"))
+    assert accuracy > 0.95
