@@ -101,6 +101,12 @@ def refusal(tensor: Any) -> ValueError:
     )
 
 
+def counts(rows: list[int]) -> Any:
+    """How many rows came from each rank, as an array."""
+    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
+    return array(rows, dtype="int32")
+
+
 def _checked(tensor: Any) -> Any:
     if not isinstance(tensor, mx.nd.NDArray):
         raise refusal(tensor)

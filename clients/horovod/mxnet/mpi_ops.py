@@ -31,7 +31,7 @@ from horovod.common.basics import Average
 from horovod.common.ops import collectives
 from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.mxnet.arrays import COLLECTIVES
+from horovod.mxnet.arrays import COLLECTIVES, counts
 
 __all__ = [
     "allgather",
@@ -204,8 +204,7 @@ def alltoall(
     """
     given = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     rows, received = COLLECTIVES.alltoall(tensor, given, name, process_set)
-    array = mx.np.array if mx.util.is_np_array() else mx.nd.array
-    return rows if splits is None else (rows, array(received, dtype="int32"))
+    return rows if splits is None else (rows, counts(received))
 
 
 def reducescatter(

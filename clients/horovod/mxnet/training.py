@@ -13,6 +13,7 @@ from horovod.common.basics import Average
 from horovod.common.gradients import Reduction
 from horovod.common.ops.handles import AnyHandle, synchronize
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.mxnet import sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
 from horovod.mxnet.compression import Compression
 
@@ -169,18 +170,27 @@ def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: S
     """Averages the gradients in place. keys: what tells them apart, the same on all ranks."""
     if not reduction.communicates():
         return
+    names = [f"{prefix}.{key}" for key in keys]
+    rows = [
+        (gradient, sparse.start(gradient, name, reduction.op, reduction.process_set))
+        for gradient, name in zip(gradients, names, strict=True)
+        if gradient.stype == "row_sparse"
+    ]
+    dense = [place for place, gradient in enumerate(gradients) if gradient.stype != "row_sparse"]
+    packed = {place: reduction.compression.compress(gradients[place]) for place in dense}
     factors = (reduction.prescale, reduction.postscale, reduction.process_set)
-    packed = [reduction.compression.compress(gradient) for gradient in gradients]
     handles: list[AnyHandle] = []
-    for group in reduction.grouped(gradients):
-        name = f"{prefix}.{keys[group[0]]}"
-        small = [packed[place][0] for place in group]
+    for group in reduction.grouped(dense):
+        small = [packed[dense[index]][0] for index in group]
+        name = names[dense[group[0]]]
         if len(small) == 1:
             handles.append(COLLECTIVES.allreduce_async_(small[0], reduction.op, name, *factors))
         else:
             handles.append(COLLECTIVES.start_allreduces(small, True, reduction.op, name, *factors))
     for handle in handles:
         synchronize(handle, MXNetFramework.current_stream)
-    for gradient, (small, context) in zip(gradients, packed, strict=True):
-        if small is not gradient:
-            gradient[:] = reduction.compression.decompress(small, context)
+    for place, (small, context) in packed.items():
+        if small is not gradients[place]:
+            gradients[place][:] = reduction.compression.decompress(small, context)
+    for gradient, wait in rows:
+        wait().copyto(gradient)

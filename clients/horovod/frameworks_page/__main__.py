@@ -1,0 +1,5 @@
+"""Prints the page."""
+
+from horovod.frameworks_page.page import markdown
+
+print(markdown(), end="")

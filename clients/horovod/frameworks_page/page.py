@@ -1,0 +1,144 @@
+"""The tables, from the sources and the holes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+from horovod.frameworks_page import holes
+from horovod.frameworks_page.sources import options, source, values
+
+# Column, module, and its submodules with public names of their own.
+FRAMEWORKS = {
+    "PyTorch": "horovod.torch",
+    "TensorFlow": "horovod.tensorflow",
+    "Keras": "horovod.keras",
+    "JAX": "horovod.jax",
+    "MXNet": "horovod.mxnet",
+}
+_PARTS = ("elastic", "callbacks")
+_BEGIN = """# What each framework has
+
+This page is made from the sources by `python -m horovod.frameworks_page > docs/frameworks.md`; a test compares the two.
+
+`yes`: it is there under that name. Another name: what there is in its place. A number: it is not there, and
+[below](#reasons) stands why. Keras is `horovod.keras`; `horovod.tensorflow.keras` has the same. What a name does
+is in the [API](api.md).
+"""
+
+
+@functools.cache
+def public(framework: str) -> frozenset[str]:
+    """The names of a framework's module; those of its submodules with a dot."""
+    module = FRAMEWORKS[framework]
+    names = set(source(module).exported) | set(holes.MORE.get(framework, ()))
+    for part in _PARTS:
+        names |= {f"{part}.{name}" for name in source(f"{module}.{part}").exported}
+    return frozenset(names - set(_PARTS))
+
+
+def instead(framework: str, row: str) -> tuple[str, ...]:
+    """What a framework has for a row; nothing if it has not."""
+    given = holes.INSTEAD.get(row, {}).get(framework, (row,))
+    missing = [name for name in given if name not in public(framework) and name != row]
+    assert not missing, f"holes.py says that {framework} has {missing} in place of {row}, which it has not"
+    return tuple(name for name in given if name in public(framework))
+
+
+def rows() -> list[str]:
+    """All names, but for those that stand for another one."""
+    taken = {(framework, name) for row in holes.INSTEAD for framework in FRAMEWORKS for name in instead(framework, row)}
+    kept = set(holes.INSTEAD) | {
+        name for framework in FRAMEWORKS for name in public(framework) if (framework, name) not in taken
+    }
+    return sorted(kept, key=lambda name: (name.partition(".")[0] in _PARTS, name.lower(), name))
+
+
+def markdown() -> str:
+    """The page. AssertionError for a hole without a reason, and for a reason without a hole."""
+    reasons = _Reasons()
+    everywhere = [row for row in rows() if all(instead(framework, row) == (row,) for framework in FRAMEWORKS)]
+    lines = [_BEGIN, "## Names", "", f"In all of them: {_listed(everywhere)}.", ""]
+    lines += _head("name")
+    for row in rows():
+        if row not in everywhere:
+            cells = [_named(framework, row) or reasons.number(framework, row) for framework in FRAMEWORKS]
+            lines.append(_line(f"`{row}`", cells))
+    lines += ["", "## Options", "", "Of names that several frameworks have. `-`: the framework has no such name.", ""]
+    lines += _head("option", "of")
+    for option, where, cells in _options(reasons):
+        lines.append(_line(f"`{option}` | {_listed(where)}", cells))
+    lines += ["", "## Reasons", "", *reasons.lines()]
+    reasons.check()
+    return "\n".join(lines) + "\n"
+
+
+def _named(framework: str, row: str) -> str:
+    names = instead(framework, row)
+    return "yes" if row in names else ", ".join(f"`{name}`" for name in names)
+
+
+def _options(reasons: _Reasons) -> list[tuple[str, list[str], list[str]]]:
+    """Option, the names that have it, and the cells, which are the same for all of these names."""
+    found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for row in rows():
+        has = {framework: _takes(framework, row) for framework in FRAMEWORKS}
+        if sum(bool(instead(framework, row)) for framework in FRAMEWORKS) < 2:
+            continue
+        for option in sorted(set().union(*has.values())):
+            cells = tuple(_option(reasons, framework, row, option, has[framework]) for framework in FRAMEWORKS)
+            found.setdefault((option, cells), []).append(row)
+    return [(option, where, list(cells)) for (option, cells), where in sorted(found.items())]
+
+
+def _takes(framework: str, row: str) -> set[str]:
+    module = FRAMEWORKS[framework]
+    taken: set[str] = set()
+    for name in instead(framework, row):
+        part, _, short = name.rpartition(".")
+        taken |= set(options(f"{module}.{part}" if part else module, short)) | set(values(module, name))
+    return taken
+
+
+def _option(reasons: _Reasons, framework: str, row: str, option: str, has: set[str]) -> str:
+    if not instead(framework, row):
+        return "-"
+    if option in has or (row, framework) in holes.AS_THE_BACKEND:
+        return "yes"
+    return reasons.number(framework, f"{row}({option})")
+
+
+class _Reasons:
+    """Numbers for reasons, in the order in which the page meets them."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._used: set[tuple[str, str]] = set()
+
+    def number(self, framework: str, hole: str) -> str:
+        for pattern, reasons in holes.REASONS.items():
+            if framework in reasons and fnmatchcase(hole, pattern):
+                self._used.add((pattern, framework))
+                return str(self._numbers.setdefault(reasons[framework], len(self._numbers) + 1))
+        raise AssertionError(f"{framework} has no {hole}: write it, or say in horovod/frameworks_page/holes.py why not")
+
+    def check(self) -> None:
+        unused = {(pattern, name) for pattern, reasons in holes.REASONS.items() for name in reasons} - self._used
+        assert not unused, f"holes.py gives reasons for what is there, or is nowhere: {sorted(unused)}"
+
+    def lines(self) -> Iterable[str]:
+        return (f"{number}. {reason}" for reason, number in self._numbers.items())
+
+
+def _head(*first: str) -> list[str]:
+    columns = [*first, *FRAMEWORKS]
+    return [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+
+
+def _line(first: str, cells: Sequence[str]) -> str:
+    return f"| {first} | {' | '.join(cells)} |"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,202 @@
+"""The collectives as calls that return a handle; `poll` and `synchronize` take it.
+
+They take what their namesakes in horovod.mxnet.mpi_ops take, and raise what those raise, except that what goes wrong
+after the start is raised by `synchronize`. An array that is given must not be used before that: MXNet does not know
+that it is being read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mxnet as mx
+
+from horovod.common.basics import Average
+from horovod.common.ops import handles
+from horovod.common.ops.handles import AnyHandle
+from horovod.common.ops.specs import reduce_op
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.mxnet import sparse
+from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework, counts
+
+__all__ = [
+    "allgather_async",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall_async",
+    "broadcast_async",
+    "broadcast_async_",
+    "grouped_allgather_async",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter_async",
+    "poll",
+    "reducescatter_async",
+    "sparse_allreduce_async",
+    "synchronize",
+]
+
+
+def allreduce_async(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+) -> AnyHandle:
+    """Starts `allreduce`; `synchronize` gives the new array.
+
+    >>> handle = hvd.allreduce_async(mx.nd.ones(2), op=hvd.Sum)
+    >>> hvd.synchronize(handle).asnumpy()
+    array([2., 2.], dtype=float32)
+    """
+    op = reduce_op(op, average)
+    return COLLECTIVES.allreduce_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def allreduce_async_(
+    tensor: Any,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+) -> AnyHandle:
+    """Starts `allreduce_`; `synchronize` gives `tensor`."""
+    op = reduce_op(op, average)
+    return COLLECTIVES.allreduce_async_(tensor, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+) -> AnyHandle:
+    """Starts `grouped_allreduce`; `synchronize` gives a tuple of the new arrays."""
+    op = reduce_op(op, average)
+    return COLLECTIVES.start_allreduces(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: int | None = None,
+) -> AnyHandle:
+    """Starts `grouped_allreduce_`; `synchronize` gives a tuple of the arrays."""
+    op = reduce_op(op, average)
+    return COLLECTIVES.start_allreduces(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def sparse_allreduce_async(
+    tensor: Any, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], Any]:
+    """Starts the sum or average of arrays of the storage type row_sparse; the function that it returns waits for it.
+
+    Each rank may have other rows, or none. Rows that several ranks have are added up.
+
+    >>> hvd.sparse_allreduce_async(gradient, name="embedding", op=hvd.Average)()
+    """
+    return sparse.start(tensor, name, op, process_set)
+
+
+def allgather_async(
+    tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `allgather`; `synchronize` gives the new array."""
+    return COLLECTIVES.allgather_async(tensor, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> AnyHandle:
+    """Starts `grouped_allgather`; `synchronize` gives a tuple of new arrays."""
+    return COLLECTIVES.start_allgathers(tensors, name, process_set)
+
+
+def broadcast_async(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `broadcast`; `synchronize` gives the new array."""
+    return COLLECTIVES.broadcast_async(tensor, root_rank, name, process_set)
+
+
+def broadcast_async_(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `broadcast_`; `synchronize` gives `tensor`."""
+    return COLLECTIVES.broadcast_async_(tensor, root_rank, name, process_set)
+
+
+def alltoall_async(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> AnyHandle:
+    """Starts `alltoall`; `synchronize` gives the new array and how many rows came from each rank."""
+    given = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
+    return COLLECTIVES.alltoall_async(tensor, given, name, process_set, counts)
+
+
+def reducescatter_async(
+    tensor: Any,
+    op: int = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Starts `reducescatter`; `synchronize` gives the new array."""
+    return COLLECTIVES.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Any],
+    op: int = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> AnyHandle:
+    """Starts `grouped_reducescatter`; `synchronize` gives a tuple of new arrays."""
+    return COLLECTIVES.start_reducescatters(tensors, op, name, prescale_factor, postscale_factor, process_set)
+
+
+def poll(handle: Any) -> bool:
+    """True when `synchronize(handle)` would return at once. ValueError: no handle, or one that was synchronized."""
+    return handles.poll(handle)
+
+
+def synchronize(handle: Any) -> Any:
+    """Waits for an operation and returns its result; None for an unknown handle or one that was synchronized before.
+
+    Raises HorovodInternalError where the operation failed: a rank was lost, or the ranks do not agree on it.
+    """
+    return handles.synchronize(handle, MXNetFramework.current_stream)
