@@ -227,6 +227,7 @@ def _custom_call(ctx: Any, token: Any, tensors: list[Any], places: list[int], wi
         "root_rank": _number(call.root),
     }
     results = [_type(ctx.avals_out[place]) for place in places]
+    in_place = range(1, 1 + len(tensors)) if call.kind in (OpType.ALLREDUCE, OpType.BROADCAST) else ()
     return stablehlo.CustomCallOp.build_generic(
         results=[token.type, *results],
         operands=[token, *tensors],
@@ -235,10 +236,16 @@ def _custom_call(ctx: Any, token: Any, tensors: list[Any], places: list[int], wi
             "has_side_effect": ir.BoolAttr.get(True),
             "backend_config": ir.DictAttr.get(attributes),
             "api_version": _number(_TYPED_FFI),
+            "output_operand_aliases": ir.ArrayAttr.get([_in_place(place) for place in in_place]),
             "operand_layouts": _row_by_row([ctx.avals_in[place] for place in places]),
             "result_layouts": _row_by_row([ctx.avals_out[place] for place in places]),
         },
     ).results
+
+
+def _in_place(place: int) -> Any:
+    """Says that the result at this place has the memory of the operand there. XLA copies operands that others need."""
+    return stablehlo.OutputOperandAlias.get(output_tuple_indices=[place], operand_index=place, operand_tuple_indices=[])
 
 
 def _type(aval: Any) -> Any:

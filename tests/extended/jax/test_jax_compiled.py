@@ -114,6 +114,35 @@ def test_equal_calls_stay_two(jax_pair: World) -> None:
     assert jax_pair.run(_equal_calls) == [(4.0, 2)] * 2
 
 
+def _in_place() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    def of_computed(x):
+        return hvd.grouped_allreduce([x + 1, 2 * x], op=hvd.Sum)
+
+    large = jnp.ones(100_000)
+    assert jax.jit(of_computed).lower(large).compile().memory_analysis().temp_size_in_bytes < large.nbytes
+    mine = jnp.ones(3) * (1 + hvd.rank())
+
+    @jax.jit
+    def of_what_is_needed_later(x):
+        computed = x + 1
+        total, same = hvd.grouped_allreduce([computed, computed], op=hvd.Sum)
+        return total, same, hvd.broadcast(x, root_rank=1), computed, x
+
+    found = of_what_is_needed_later(mine)
+    own = 1 + hvd.rank()
+    assert [one.tolist() for one in found] == [[5] * 3, [5] * 3, [2] * 3, [own + 1] * 3, [own] * 3]
+    assert mine.tolist() == [own] * 3
+
+
+def test_results_take_the_memory_of_what_is_not_needed_any_more(jax_pair: World) -> None:
+    jax_pair.run(_in_place)
+
+
 def _disagreement() -> None:
     import jax
     import jax.numpy as jnp
