@@ -28,16 +28,12 @@ a few steps.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import datetime
 import json
 import os
-import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +42,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)  # not this folder, whose tensorflow.py is this file
 
 from benchmarks.cases import resnet50_shapes  # noqa: E402
+from benchmarks.operations import BROADCAST, Figures, Rounds, engine_call, print_figures, seconds_of  # noqa: E402
 
 SMALL, LARGE, CHAIN = 256, 1 << 18, 100  # float32: 1 KB and 1 MB; operations in a chain
 WORLD = 2
@@ -55,8 +52,7 @@ PARTS = ("operations", "training")
 ORDER = ("strategy", "horovod", "strategy")
 RESULTS = ROOT / "benchmarks/results"
 OTHER_MEMORY = "engine from C, other memory"
-ALLREDUCE, BROADCAST = 0, 2  # OpType in protos/v1/types.proto
-Figures = dict[str, dict[str, float]]
+COLUMNS = ("engine from C", OTHER_MEMORY, "Horovod", "Horovod, grouped", "MultiWorkerMirroredStrategy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -99,7 +95,7 @@ def _run(options: argparse.Namespace) -> int:
     failures: list[str] = []
     if "operations" in options.parts:
         found = _operations(("strategy", "horovod") if options.quick else ORDER, options.rounds, failures)
-        _print(found)
+        print_figures(found, COLUMNS)
     if "training" in options.parts:
         rows = tensorflow_training.run(options.quick, about["versions"], failures)
     document = {
@@ -128,14 +124,6 @@ def _operations(order: Sequence[str], rounds: int, failures: list[str]) -> Figur
                 kept = found.setdefault(row, {})
                 kept[column] = min(seconds, kept.get(column, seconds))
     return found
-
-
-def _print(found: Figures) -> None:
-    columns = ["engine from C", OTHER_MEMORY, "Horovod", "Horovod, grouped", "MultiWorkerMirroredStrategy"]
-    print("| microseconds | " + " | ".join(columns) + " |\n|---|" + "---|" * len(columns))
-    for row, figures in found.items():
-        cells = [f"{figures[column] * 1e6:,.0f}" if column in figures else "" for column in columns]
-        print(f"| {row} | " + " | ".join(cells) + " |")
 
 
 def _measured(who: str, rounds: int) -> Figures:
@@ -171,34 +159,6 @@ def _measured(who: str, rounds: int) -> Figures:
     return figures
 
 
-def _seconds(call: Callable[[], object], times: int) -> float:
-    begin = time.perf_counter()
-    for _ in range(times):
-        call()
-    return (time.perf_counter() - begin) / times
-
-
-class Rounds:
-    """Measurements that take turns."""
-
-    def __init__(self) -> None:
-        self._calls: list[tuple[str, str, Callable[[], float]]] = []
-        self._times: dict[tuple[str, str], list[float]] = {}
-
-    def add(self, row: str, column: str, measure: Callable[[], float]) -> None:
-        measure()  # agreed on, traced, warm
-        self._calls.append((row, column, measure))
-
-    def run(self, rounds: int) -> Figures:
-        for _ in range(rounds):
-            for row, column, measure in self._calls:
-                self._times.setdefault((row, column), []).append(measure())
-        found: Figures = {}
-        for (row, column), times in self._times.items():
-            found.setdefault(row, {})[column] = statistics.median(times)
-        return found
-
-
 # -- Horovod and the engine --------------------------------------------------------------------------------------------
 def _horovod(rounds: int) -> int:
     import tensorflow as tf
@@ -209,23 +169,23 @@ def _horovod(rounds: int) -> int:
     measured = Rounds()
     for row, elements, times in (("1 KB", SMALL, 300), ("1 MB", LARGE, 20)):
         x = tf.ones([elements])
-        measured.add(f"call of {row}, eager", "engine from C", _engine(f"e{row}", [elements], times))
+        measured.add(f"call of {row}, eager", "engine from C", engine_call(f"e{row}", [elements], times))
         measured.add(
-            f"call of {row}, eager", "Horovod", lambda x=x, times=times: _seconds(lambda: _sum(hvd, x, None), times)
+            f"call of {row}, eager", "Horovod", lambda x=x, times=times: seconds_of(lambda: _sum(hvd, x, None), times)
         )
-    measured.add("call of 1 KB, function", "engine from C", _engine("chain", [SMALL], 300))
+    measured.add("call of 1 KB, function", "engine from C", engine_call("chain", [SMALL], 300))
     measured.add("call of 1 KB, function", "Horovod", _slope(lambda x, name: _sum(hvd, x, name)))
 
     gradients = [tf.ones(shape) for shape in resnet50_shapes()]
     sizes = [int(tf.size(one)) for one in gradients]
-    measured.add("ResNet-50", "engine from C", _engine("resnet", sizes, 5))
-    measured.add("ResNet-50", OTHER_MEMORY, _engine("resnet.other", sizes, 5, in_place=False))
+    measured.add("ResNet-50", "engine from C", engine_call("resnet", sizes, 5))
+    measured.add("ResNet-50", OTHER_MEMORY, engine_call("resnet.other", sizes, 5, in_place=False))
 
     def single(tensors: list[Any]) -> list[Any]:
         return [_sum(hvd, one, f"resnet.{place}") for place, one in enumerate(tensors)]
 
     measured.add("ResNet-50", "Horovod", _set(single, gradients))
-    measured.add("ResNet-50, just computed", "engine from C", _engine("resnet", sizes, 5))
+    measured.add("ResNet-50, just computed", "engine from C", engine_call("resnet", sizes, 5))
     measured.add("ResNet-50, just computed", "Horovod", _set(lambda g: single(_computed(g)), gradients, _computed))
     measured.add(
         "ResNet-50, just computed",
@@ -235,9 +195,11 @@ def _horovod(rounds: int) -> int:
     measured.add("ResNet-50", "Horovod, grouped", _set(lambda g: hvd.grouped_allreduce(g, op=hvd.Sum), gradients))
 
     variables = [tf.Variable(one) for one in gradients]
-    measured.add("ResNet-50, variables", "engine from C", _engine("variables", sizes, 5, BROADCAST))
+    measured.add("ResNet-50, variables", "engine from C", engine_call("variables", sizes, 5, BROADCAST))
     measured.add(
-        "ResNet-50, variables", "Horovod", lambda: _seconds(lambda: hvd.broadcast_variables(variables, root_rank=0), 5)
+        "ResNet-50, variables",
+        "Horovod",
+        lambda: seconds_of(lambda: hvd.broadcast_variables(variables, root_rank=0), 5),
     )
     found = measured.run(rounds)
     if hvd.rank() == 0:
@@ -264,7 +226,7 @@ def _slope(operation: Callable[[Any, str], Any]) -> Callable[[], float]:
         return run
 
     short, long, x = chain(1), chain(1 + CHAIN), tf.zeros([SMALL])
-    return lambda: (_seconds(lambda: long(x), 10) - _seconds(lambda: short(x), 10)) / CHAIN
+    return lambda: (seconds_of(lambda: long(x), 10) - seconds_of(lambda: short(x), 10)) / CHAIN
 
 
 def _unchanged(tensors: list[Any]) -> list[Any]:
@@ -286,41 +248,7 @@ def _set(
     import tensorflow as tf
 
     with_it, without = tf.function(operation, autograph=False), tf.function(otherwise, autograph=False)
-    return lambda: _seconds(lambda: with_it(gradients), 5) - _seconds(lambda: without(gradients), 5)
-
-
-def _engine(
-    name: str, elements: list[int], calls: int, kind: int = ALLREDUCE, in_place: bool = True
-) -> Callable[[], float]:
-    from horovod import _core
-
-    library = _compiled()
-    pointer = ctypes.pythonapi.PyCapsule_GetPointer
-    pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    api = ctypes.c_void_p(pointer(_core.C_API, b"horovod._core.C_API"))
-    given = (ctypes.c_int64 * len(elements))(*elements)
-
-    def measure() -> float:
-        wire = f"c.{name}".encode()
-        seconds = float(library.seconds_for_a_call(api, wire, kind, given, len(elements), calls, in_place))
-        if seconds < 0:
-            raise RuntimeError("the engine failed")
-        return seconds
-
-    return measure
-
-
-def _compiled() -> ctypes.CDLL:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise SystemExit("The engine is called from C, which needs a compiler (cc).")
-    with tempfile.TemporaryDirectory() as folder:
-        library = f"{folder}/engine_calls.so"
-        source = str(ROOT / "benchmarks/engine_calls.c")
-        subprocess.run([compiler, "-O2", "-shared", "-fPIC", f"-I{ROOT}/csrc", source, "-o", library], check=True)
-        loaded = ctypes.CDLL(library)
-    loaded.seconds_for_a_call.restype = ctypes.c_double
-    return loaded
+    return lambda: seconds_of(lambda: with_it(gradients), 5) - seconds_of(lambda: without(gradients), 5)
 
 
 # -- the peer ----------------------------------------------------------------------------------------------------------
@@ -341,9 +269,9 @@ def _strategy(rounds: int) -> int:
     column = "MultiWorkerMirroredStrategy"
     for row, elements, times in (("call of 1 KB, function", SMALL, 20), ("call of 1 MB, eager", LARGE, 10)):
         x = tf.ones([elements])
-        measured.add(row, column, lambda x=x, times=times: _seconds(lambda: step(x), times))
+        measured.add(row, column, lambda x=x, times=times: seconds_of(lambda: step(x), times))
     gradients = [tf.ones(shape) for shape in resnet50_shapes()]
-    measured.add("ResNet-50", column, lambda: _seconds(lambda: step(gradients), 2))
+    measured.add("ResNet-50", column, lambda: seconds_of(lambda: step(gradients), 2))
     found = measured.run(rounds)
     if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 0:
         print(json.dumps({"figures": found}), flush=True)
