@@ -42,7 +42,7 @@ from benchmarks.world import Host, Layout, World, WorldError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 LIBRARIES = {"ddp": "DDP over Gloo", "horovod": "horovod"}
-TITLES = {**LIBRARIES, "strategy": "MultiWorkerMirroredStrategy"}  # in benchmarks/tensorflow_training.py
+TITLES = {**LIBRARIES, "strategy": "MultiWorkerMirroredStrategy", "pmean": "pmean"}  # in *_training.py
 # How far a parameter may be from that of one process, as a share of the largest change that the steps have made.
 _TOLERANCE = 1e-3
 _FULL = Budget(rounds=200, round_seconds=0.1, block_seconds=0.1)
