@@ -156,7 +156,7 @@ class ElasticAdapter(Adapter):
             environ = job_environment(driver, extra_env_vars or {}, self._settings.timeout_s, self._nics)
             settings = resolve(driver | environ)  # ValueError before anything is started
             self._job_environ = environ
-            self._coordinator = OwnCoordinator(settings, one_node=False, nics=self._nics)
+            self._coordinator = OwnCoordinator(settings, str(ray.util.get_node_ip_address()), self._nics)
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-ray-elastic", daemon=True)
             self._thread.start()
