@@ -122,6 +122,8 @@ def test_missing_columns(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA)):
+        ParquetReader([])
     for path in (tmp_path / "nothing", tmp_path):
         with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA, path)):
             ParquetReader(str(path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,23 @@ def test_no_thread_outlives_an_iteration(path: str) -> None:
     assert threads() == 0
 
 
+def test_a_forked_child_reads_as_well(path: str) -> None:
+    program = f"""
+import os
+from horovod.data import ParquetReader
+reader = ParquetReader({path!r}, ["number"])
+rows = [batch["number"].tolist() for batch in reader]
+begun = iter(reader)
+next(begun)
+if (child := os.fork()) == 0:
+    reader.set_epoch(0)
+    os._exit([batch["number"].tolist() for batch in reader] != rows)
+print("the child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "the child: 0\n", done.stderr
+
+
 def test_on_another_file_system(path: str) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(path, "/reader", recursive=True)
@@ -184,11 +203,20 @@ def test_files_and_partitions(tmp_path: Path) -> None:
     assert batch["day"].tolist() == [1] * 5 + [2] * 5
     files = sorted(str(file) for file in tmp_path.rglob("*.parquet"))
     assert numbers(ParquetReader(files, shuffle=False)) == [*range(10, 15), *range(20, 25)]
+    assert numbers(ParquetReader(tmp_path, shuffle=False)) == [*range(10, 15), *range(20, 25)]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"batch_size": 0}, {"rank": 2, "size": 2}, {"rank": -1}, {"workers": -1}, {"epochs": 0.5}, {"shuffle_rows": True}],
+    [
+        {"batch_size": 0},
+        {"rank": 2, "size": 2},
+        {"rank": -1},
+        {"workers": -1},
+        {"epochs": 0.5},
+        {"shuffle_rows": True},
+        {"columns": "number"},
+    ],
     ids=str,
 )
 def test_wrong_arguments(path: str, wrong: dict[str, Any]) -> None:

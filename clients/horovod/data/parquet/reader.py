@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -69,7 +70,7 @@ class ParquetReader(BaseDataLoader):
 
     def __init__(
         self,
-        path: str | Sequence[str],
+        path: str | os.PathLike[str] | Sequence[str],
         columns: Sequence[str] | None = None,
         *,
         batch_size: int = 32,
@@ -93,6 +94,8 @@ class ParquetReader(BaseDataLoader):
             _check_number(name, value, 0)
         if epochs is not None:
             _check_number("epochs", epochs, 0)
+        if isinstance(columns, str):
+            raise _invalid(f"columns must be a list of names, such as [{columns!r}], not a name")
         if rank >= size:
             raise _invalid(f"rank must be below size, which is {size}, not {rank}")
         self.batch_size = batch_size

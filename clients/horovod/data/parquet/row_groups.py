@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -42,14 +43,17 @@ class RowGroups:
 
     def __init__(
         self,
-        path: str | Sequence[str],
+        path: str | os.PathLike[str] | Sequence[str],
         columns: Sequence[str] | None,
         filesystem: Any = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        paths = [path] if isinstance(path, str) else [str(one) for one in path]
+        paths = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [str(one) for one in path]
+        if not paths:
+            raise _unreadable("An empty list of paths", "there is nothing to read")
         self.name = paths[0] if len(paths) == 1 else f"{len(paths)} paths beginning with {', '.join(paths[:1])}"
         filesystem, paths = _on_file_system(paths, filesystem, storage_options)
+        filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
         try:
             source = paths[0] if len(paths) == 1 else paths
             self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")

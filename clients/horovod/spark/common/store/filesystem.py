@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -50,9 +51,9 @@ class AbstractFilesystemStore(Store):
     def _place(self, path: str | None, name: str) -> str:
         return _join(self.prefix_path, name) if path is None else self.get_full_path(path)
 
+    @abstractmethod
     def get_full_path(self, path: str) -> str:
         """The URL of a path."""
-        raise NotImplementedError
 
     def get_localized_path(self, path: str) -> str:
         """What the file system of this store calls a path or URL."""
@@ -60,13 +61,16 @@ class AbstractFilesystemStore(Store):
 
     @property
     def fs(self) -> Any:
-        """The fsspec file system, made at its first use."""
+        """The fsspec file system, made at its first use. It may remember the contents of folders, which others
+        change: whoever lists one calls `invalidate_cache()` before.
+        """
         if self._fs is None:
             self._fs = self._make_fs()
         return self._fs
 
+    @abstractmethod
     def _make_fs(self) -> Any:
-        raise NotImplementedError
+        """The fsspec file system."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_fs": None}  # connections stay where they are
@@ -81,6 +85,7 @@ class AbstractFilesystemStore(Store):
             return False
 
     def get_parquet_dataset(self, path: str) -> Any:
+        self.fs.invalidate_cache()
         return import_parquet().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
 
     def get_train_data_path(self, idx: int | None = None) -> str:
@@ -122,7 +127,7 @@ class AbstractFilesystemStore(Store):
         return _LOGS
 
     def exists(self, path: str) -> bool:
-        self.fs.invalidate_cache()  # of folders, which other processes write to
+        self.fs.invalidate_cache()
         return bool(self.fs.exists(self.get_localized_path(path)))
 
     def read(self, path: str) -> bytes:
