@@ -58,7 +58,7 @@ class RowGroups:
             source = paths[0] if len(paths) == 1 else paths
             self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")
             fragments = sorted(self._dataset.get_fragments(), key=lambda fragment: str(fragment.path))
-        except (OSError, pa.ArrowInvalid) as error:
+        except Exception as error:
             raise _unreadable(self.name, error) from error
         if not fragments:
             raise _unreadable(self.name, "there is no Parquet file in it")
@@ -96,7 +96,7 @@ class RowGroups:
         try:
             # One thread: several row groups are decoded at once, by the threads of the reader.
             table = group.fragment.to_table(schema=self._dataset.schema, columns=self.columns, use_threads=False)
-        except (OSError, pa.ArrowException) as error:
+        except Exception as error:
             raise _unreadable(str(group), error) from error
         if table.num_rows != group.rows:
             raise _unreadable(str(group), f"it has {table.num_rows} rows, and its file said {group.rows}")
@@ -121,9 +121,12 @@ def _on_file_system(
 def _read_footer(fragment: Any) -> None:
     try:
         fragment.ensure_complete_metadata()
-    except (OSError, pa.ArrowException) as error:
+    except Exception as error:
         raise _unreadable(fragment.path, error) from error
 
 
 def _unreadable(what: str, why: object) -> OSError:
+    """`why` may be an exception of any kind: each file system raises those of its own library."""
+    if isinstance(why, FileNotFoundError):
+        why = "it is not there"
     return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {str(why).rstrip('.')}."))
