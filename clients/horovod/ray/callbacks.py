@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ray
 from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 Callback = Callable[[dict[str, Any]], Any]
 
@@ -15,7 +17,9 @@ class Callbacks:
     """Calls them in the driver's thread, with what has arrived. `close` when the ranks have ended."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.queue = Queue(actor_options={"num_cpus": 0})  # takes no place of a worker
+        # It takes no place of a worker, and is on no node that may be lost while the driver lives.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         self._callbacks = callbacks
 
     def deliver(self) -> None:

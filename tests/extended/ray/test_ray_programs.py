@@ -47,6 +47,15 @@ def test_a_module_of_lightning_learns(one_node: Any) -> None:
     assert float(accuracy[1]) > 0.93
 
 
+def test_the_elastic_example_learns(one_node: Any) -> None:
+    address = one_node.address_info["gcs_address"]
+    lines = said([sys.executable, str(EXAMPLES / "ray_elastic_digits.py"), "--address", address])
+    assert "epoch 10 ends with workers: 2" in lines
+    accuracy = re.fullmatch(r"test accuracy: (\d\.\d+)", lines[-1])
+    assert accuracy, lines
+    assert float(accuracy[1]) > 0.9
+
+
 TRAINER = """
 import sys
 import ray
