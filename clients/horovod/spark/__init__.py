@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
 from horovod.base.errors import LaunchCode, coded
 
 try:

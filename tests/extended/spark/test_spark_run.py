@@ -1,0 +1,166 @@
+"""`horovod.spark.run` and `run_elastic` on a local Spark, which runs three tasks at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from typing import Any
+
+import psutil
+import pytest
+import spark_ranks
+from error_codes import ends_with
+from resources import eventually
+
+import horovod.spark
+from horovod.base.errors import LaunchCode, SettingCode
+from horovod.spark import conf
+
+FAILED = "Horovod detected that one or more processes exited with non-zero status"
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spark(made_context: Any) -> Any:
+    """Four attempts for each task."""
+    assert conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK[0] == "spark.task.maxFailures"
+    settings = {"spark.executorEnv.OF_EXECUTORS": "1", "spark.executorEnv.HOROVOD_REPORT_SECONDS": "9"}
+    return made_context("local[3,4]", settings)
+
+
+def run(function: Any, *args: Any, **options: Any) -> list[Any]:
+    return horovod.spark.run(function, args, num_proc=options.pop("num_proc", 2), **options)
+
+
+def test_results_places_variables_and_output() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    names = ("OWN", "PATH", "HOME", "OF_EXECUTORS", "HOROVOD_REPORT_SECONDS", "HOROVOD_RANK")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOROVOD_RANK", "9")
+        patch.setenv("HOROVOD_FUSION_THRESHOLD", "4096")
+        found = horovod.spark.run(
+            spark_ranks.place,
+            ("given", *names, "HOROVOD_FUSION_THRESHOLD"),
+            {"keyword": 3},
+            num_proc=None,  # as many as Spark runs at a time
+            env={"OWN": 4, "HOME": None},
+            stdout=out,
+            stderr=err,
+        )
+    assert [one["rank"] for one in found] == [0, 1, 2]
+    assert [one["local"] for one in found] == [(0, 3), (1, 3), (2, 3)]
+    assert {(one["size"], one["sum"], one["folder"], one["values"]) for one in found} == {
+        (3, 3.0, os.getcwd(), ("given", 3))
+    }
+    assert len({one["pid"] for one in found}) == 3
+    for rank, one in enumerate(found):
+        assert one["devices"] == []
+        assert one["variables"] == {
+            "OWN": "4",
+            "PATH": os.environ["PATH"],
+            "HOME": None,
+            "OF_EXECUTORS": "1",
+            "HOROVOD_REPORT_SECONDS": "9",
+            "HOROVOD_RANK": str(rank),
+            "HOROVOD_FUSION_THRESHOLD": "4096",
+        }
+    assert sorted(out.getvalue().splitlines()) == [f"[{rank}]<stdout>:out {rank}" for rank in range(3)]
+    assert sorted(err.getvalue().splitlines()) == [f"[{rank}]<stderr>:err {rank}" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "code"),
+    [
+        ("raise", "raised ZeroDivisionError: out of coffee (exit code 1)", LaunchCode.FUNCTION_RAISED),
+        ("before init", "raised ZeroDivisionError: out of coffee (exit code 1)", LaunchCode.FUNCTION_RAISED),
+        ("kill", "ended by signal 9 (SIGKILL)", LaunchCode.RANK_FAILED),
+        ("exit", "ended with exit code 7", LaunchCode.RANK_FAILED),
+    ],
+    ids=["raise", "before-init", "kill", "exit"],
+)
+def test_the_cause_of_a_failure(how: str, said: str, code: LaunchCode) -> None:
+    """Not that of a victim, which raises at the same time."""
+    with pytest.raises(RuntimeError, match=ends_with(code, FAILED, ": rank 1 on host", said)) as raised:
+        run(spark_ranks.fail, how)
+    assert str(raised.value).startswith(FAILED)
+    assert ("in fail\n" in str(raised.value)) == (code is LaunchCode.FUNCTION_RAISED)
+
+
+def test_a_rank_that_leaves_no_result() -> None:
+    def end() -> None:
+        spark_ranks.place()
+        os._exit(0)
+
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "Rank 0 on host", "there is no result")):
+        run(end, num_proc=1)
+
+
+def test_too_few_slots(spark: Any) -> None:
+    with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES)) as raised:
+        run(None, num_proc=4, start_timeout=0.5)
+    assert str(raised.value).startswith("Timed out waiting for Spark tasks to start.")
+    assert eventually(lambda: not spark.statusTracker().getActiveJobsIds())
+
+
+def test_a_job_that_the_user_cancels(spark: Any) -> None:
+    """As notebooks cancel a cell: by its job group. The processes end, and so does the call."""
+    lines: list[str] = []
+
+    class Writer:
+        def write(self, text: str) -> None:
+            lines.append(text)
+            if "".join(lines).count("pids") == 2:
+                spark.cancelJobGroup("cell")
+
+    spark.setJobGroup("cell", "of a notebook")
+    try:
+        with pytest.raises(RuntimeError):
+            run(spark_ranks.wait_for, "", stdout=Writer())
+    finally:
+        spark.setLocalProperty("spark.jobGroup.id", None)
+    pids = [int(pid) for line in re.findall(r"pids (\d+) (\d+)", "".join(lines)) for pid in line[:1]]
+    assert len(pids) == 2
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_a_python_that_workers_do_not_have(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark, "pythonExec", "/nowhere/python")
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.HOST_INSTALLATION, "'/nowhere/python'")):
+        run(spark_ranks.place)
+
+
+def test_an_executable_that_is_not_there() -> None:
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "exit code 127")):
+        run(spark_ranks.place, executable="/nowhere/python", num_proc=1)
+
+
+def test_elastic_survivors_keep_their_processes() -> None:
+    found = horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "kill"}), num_proc=2)
+    assert sorted((one["slot"], one["own"]) for one in found) == [(0, [1, 2, 3, 4, 5]), (1, [3, 4, 5])]
+    assert [one["rank"] for one in found] == [0, 1]
+
+
+def test_elastic_limits() -> None:
+    facts = "raised ZeroDivisionError: out of coffee", "number of resets during elastic job exceeded limit: 0"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RESET_LIMIT, *facts)):
+        horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "raise"}), num_proc=2, reset_limit=0)
+
+    def fails_always() -> None:
+        raise ZeroDivisionError("out of coffee")
+
+    with pytest.raises(RuntimeError, match=r"raised ZeroDivisionError: out of coffee[\s\S]*maxFailures"):
+        horovod.spark.run_elastic(fails_always, num_proc=1)
+    with pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS, "2, 1 and 1")):
+        horovod.spark.run_elastic(fails_always, num_proc=1, min_num_proc=2)
+
+
+def test_what_makes_no_sense() -> None:
+    for options, code in (
+        ({"num_proc": 0}, SettingCode.INVALID_SETTING),
+        ({"use_mpi": True}, LaunchCode.UNSUPPORTED_OPTION),
+        ({"start_timeout": -1}, SettingCode.INVALID_SETTING),
+        ({"env": {"HOROVOD_CYCLE_TIME": "x"}}, SettingCode.INVALID_SETTING),
+    ):
+        with pytest.raises(ValueError, match=ends_with(code)):
+            run(spark_ranks.place, **options)
