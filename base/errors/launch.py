@@ -40,7 +40,7 @@ class LaunchCode(ErrorCode):
     )
     TOO_FEW_RESOURCES = (
         "too-few-resources",
-        "Ray could not place the workers in time. The sentence says which resources are missing, or in use.",
+        "Ray or Spark could not place the processes in time. The sentence says which resources are missing, or in use.",
     )
     WORKERS_NOT_STARTED = (
         "workers-not-started",
@@ -81,7 +81,7 @@ class LaunchCode(ErrorCode):
     )
     FUNCTION_RAISED = (
         "function-raised",
-        "The function of horovod.run or of an executor raised an exception, whose traceback is shown.",
+        "The function of horovod.run, of horovod.spark.run or of an executor raised an exception, whose traceback is shown.",
     )
     DISCOVERY_FAILED = (
         "discovery-failed",

@@ -38,9 +38,24 @@ Available Tensor Operations:
 
 Available Launchers:
     [{Ray}] Ray
+    [{Spark}] Spark
 """
 Installed = Callable[..., CompletedProcess[str]]
-NAMES = ["TensorFlow", "PyTorch", "MXNet", "JAX", "Lightning", "MPI", "Gloo", "NCCL", "DDL", "CCL", "Native", "Ray"]
+NAMES = [
+    "TensorFlow",
+    "PyTorch",
+    "MXNet",
+    "JAX",
+    "Lightning",
+    "MPI",
+    "Gloo",
+    "NCCL",
+    "DDL",
+    "CCL",
+    "Native",
+    "Ray",
+    "Spark",
+]
 
 
 @pytest.mark.parametrize("present", [set(), {"PyTorch", "Native"}, {"TensorFlow", "MPI", "Gloo", "NCCL"}, set(NAMES)])
@@ -71,6 +86,7 @@ def test_the_command_tells_the_truth(installed: Installed) -> None:
     lightning = any(importlib.util.find_spec(name) for name in ("lightning", "pytorch_lightning"))
     assert ("    [X] Lightning" in lines) == lightning
     assert ("    [X] Ray" in lines) == (importlib.util.find_spec("ray") is not None)
+    assert ("    [X] Spark" in lines) == (importlib.util.find_spec("pyspark") is not None)
 
 
 @pytest.mark.parametrize(

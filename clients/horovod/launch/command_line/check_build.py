@@ -16,7 +16,7 @@ _FRAMEWORKS = {
     "JAX": "horovod.jax",
     "Lightning": "horovod.lightning",
 }
-_LAUNCHERS = {"Ray": "horovod.ray"}
+_LAUNCHERS = {"Ray": "horovod.ray", "Spark": "horovod.spark"}
 _MODULES = _FRAMEWORKS | _LAUNCHERS
 _PROBES = {"MPI": "mpi_built", "Gloo": "gloo_built", "DDL": "ddl_built", "CCL": "ccl_built"}
 _TIMEOUT_S = 120

@@ -1,0 +1,62 @@
+"""Whole programs, with a Spark of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from resources import eventually
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "examples" / "spark_run_digits.py"
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_the_example_learns() -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--epochs", "8"],
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false pyspark-shell"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\[0\]<stdout>:epoch 7: loss 0\.\d+$", done.stdout, re.MULTILINE)
+    accuracy = re.search(r"^test accuracy: (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert accuracy, done.stdout
+    assert float(accuracy[1]) > 0.93
+
+
+DRIVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import cloudpickle
+import spark_ranks
+from pyspark import SparkConf, SparkContext
+import horovod.spark
+cloudpickle.register_pickle_by_value(spark_ranks)
+SparkContext("local[2]", conf=SparkConf().set("spark.ui.enabled", "false").set("spark.ui.showConsoleProgress", "false"))
+horovod.spark.run(spark_ranks.wait_for, ("",), num_proc=2)
+"""
+
+
+def test_a_driver_that_is_killed() -> None:
+    """Nobody tells the tasks; nothing stays."""
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(HERE)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as driver:
+        assert driver.stdout is not None
+        pids: list[int] = []
+        while len(pids) < 4:
+            line = driver.stdout.readline()
+            assert line, "the driver has ended"
+            pids += [int(pid) for pid in re.findall(r"\d+", line.partition(":pids")[2])]
+        driver.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
