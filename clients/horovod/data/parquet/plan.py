@@ -53,7 +53,7 @@ def pieces_of(group_rows: Sequence[int], rank: int, size: int) -> list[Piece]:
 
 
 class Window(NamedTuple):
-    """Pieces whose rows are shuffled together: window `place` of pass `number` over a rank's rows."""
+    """Pieces whose rows are joined, and shuffled together: window `place` of pass `number` over a rank's rows."""
 
     number: int
     place: int
@@ -69,12 +69,12 @@ class Order:
 
     Args:
         pieces: those of the rank.
-        window_rows: how many rows a window has at least, unless its pass has no more; 0 where rows are not shuffled.
+        window_rows: how many rows a window has at least, unless its pass has no more.
     """
 
     def __init__(self, pieces: Sequence[Piece], window_rows: int, seed: int, epoch: int, shuffles: bool) -> None:
         self._pieces = pieces
-        self._window_rows = window_rows if shuffles else 0
+        self._window_rows = window_rows
         self._key = (seed, epoch)
         self._shuffles = shuffles
 

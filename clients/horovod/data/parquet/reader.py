@@ -139,7 +139,9 @@ class ParquetReader(BaseDataLoader):
         self._skip = batches
 
     def _iterate(self) -> Iterator[Columns]:
-        order = Order(self._pieces, self._shuffle_rows, self._seed, self.epoch, self._shuffle)
+        # Not less than a batch, so that no row is copied more than twice, however small the row groups are.
+        window_rows = max(self._shuffle_rows if self._shuffle else 0, self.batch_size)
+        order = Order(self._pieces, window_rows, self._seed, self.epoch, self._shuffle)
         skip = self._skip * self.batch_size
         self.epoch, self._skip = self.epoch + 1, 0
         return self._batches(order, skip)

@@ -55,4 +55,5 @@ class Batches:
 
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
+    """The rows from `start` to `stop`, in the same memory."""
     return {name: array[start:stop] for name, array in columns.items()}
