@@ -139,7 +139,7 @@ class ParquetReader(BaseDataLoader):
         self._skip = batches
 
     def _iterate(self) -> Iterator[Columns]:
-        # Not less than a batch, so that no row is copied more than twice, however small the row groups are.
+        # Not less than a batch, so that small row groups are joined once and not batch by batch.
         window_rows = max(self._shuffle_rows if self._shuffle else 0, self.batch_size)
         order = Order(self._pieces, window_rows, self._seed, self.epoch, self._shuffle)
         skip = self._skip * self.batch_size
