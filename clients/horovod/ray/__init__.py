@@ -12,8 +12,13 @@ Ray places, starts and watches the processes; Horovod gives them ranks, a coordi
     RayExecutor (runner.py)      what users call; under Ray Client the rest is in an actor of the cluster
       StaticAdapter (static.py)  one set of workers: starts, calls, failures
         strategy.py              where actors are placed
-        launch/own_coordinator   the coordinator, in the process that has the adapter
-        worker.py                one actor, one rank
+      ElasticAdapter (elastic_v2.py)  workers on hosts that come and go
+        elastic_workers.py       an agent for each host, as the scheduler knows them
+        host_discovery.py        the hosts, as Ray sees them
+        wishes.py                what an autoscaler is asked for
+      launch/own_coordinator.py  the coordinator, in the process that has the adapter
+      worker.py                  one actor, one rank
+    ElasticRayExecutor (elastic.py)  the same as RayExecutor(min_workers=...)
 """
 
 from __future__ import annotations
@@ -32,12 +37,17 @@ except ModuleNotFoundError as error:
     raise ImportError(coded(LaunchCode.MISSING_PROGRAM, sentence)) from error
 
 if TYPE_CHECKING:
+    from horovod.ray.elastic import ElasticRayExecutor as ElasticRayExecutor
     from horovod.ray.runner import RayExecutor as RayExecutor
     from horovod.ray.worker import BaseHorovodWorker as BaseHorovodWorker
 
-__all__ = ["BaseHorovodWorker", "RayExecutor"]
+__all__ = ["BaseHorovodWorker", "ElasticRayExecutor", "RayExecutor"]
 
-_WHERE = {"BaseHorovodWorker": "horovod.ray.worker", "RayExecutor": "horovod.ray.runner"}
+_WHERE = {
+    "BaseHorovodWorker": "horovod.ray.worker",
+    "ElasticRayExecutor": "horovod.ray.elastic",
+    "RayExecutor": "horovod.ray.runner",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -206,18 +206,19 @@ class ElasticAdapter(Adapter):
             while not concurrent.futures.wait([running], None if meanwhile is None else _LOOK_S).done:
                 assert meanwhile is not None
                 meanwhile()
+            if meanwhile is not None:
+                meanwhile()
             return running.result()
         except concurrent.futures.CancelledError:
             sentence = "shutdown() was called while the function ran, so there is no result."
             raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence)) from None
-        except KeyboardInterrupt:
-            asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+        except BaseException:
+            if not running.done():  # Ctrl-C, or a callback has raised
+                asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
             raise
         finally:
             if self._call is call:
                 self._call = None
-            if meanwhile is not None:
-                meanwhile()
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         raise _not_elastic("execute_single", "execute")

@@ -68,7 +68,7 @@ class Process:
 
     rank: int
     incarnation: int
-    actor: Any
+    actor: Any = None  # None: Ray has not been asked for it yet
     pid: int = 0  # 0: it has not started yet
     gpus: tuple[str, ...] = ()
     code: int | None = None  # None: it runs
@@ -167,7 +167,7 @@ class RayAgent:
                 continue
             if known is not None:
                 self.processes.remove(known)
-            process = Process(placed.rank, placed.incarnation, self._actor(placed.rank, share.size))
+            process = Process(placed.rank, placed.incarnation)
             self.processes.append(process)
             self._do(self._follow(process, placed, share.size))
         self._report()
@@ -177,7 +177,10 @@ class RayAgent:
         options: dict[str, Any] = {"num_cpus": params.cpus_per_worker}
         if params.gpus:
             options["num_gpus"] = params.gpus
-        actor = ray.remote(BaseHorovodWorker).options(resources={f"node:{self.host}": _NODE_SHARE}, **options)
+        # Not in the placement group of a trial that has this executor: it has no piece of any host.
+        actor = ray.remote(BaseHorovodWorker).options(
+            resources={f"node:{self.host}": _NODE_SHARE}, scheduling_strategy="DEFAULT", **options
+        )
         return actor.remote(world_rank=rank, world_size=size)
 
     async def _have_leave(self, rank: int, incarnation: int, grace_s: float) -> None:
@@ -198,8 +201,7 @@ class RayAgent:
     def _kill(self, process: Process, code: int = -signal.SIGKILL) -> None:
         if process.code is None:
             process.is_ended_here, process.on_kill = True, code
-            with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
-                ray.kill(process.actor)
+            _end(process.actor)
 
     # -- what becomes of an actor --------------------------------------------------------------------------------------
 
@@ -221,12 +223,14 @@ class RayAgent:
         finally:
             process.code = code
             self._report()
-            with contextlib.suppress(Exception):
-                ray.kill(process.actor)
+            _end(process.actor)
         work.done()
 
     async def _train(self, process: Process, placed: pb.PlacedRank, size: int) -> Trained:
-        work, actor = self._work, process.actor
+        work = self._work
+        if process.is_ended_here:
+            return Trained(process.on_kill)
+        actor = process.actor = self._actor(placed.rank, size)
         try:
             here = await asyncio.wait_for(answer(actor.whereabouts.remote()), work.start_s)
         except asyncio.TimeoutError:
@@ -295,6 +299,12 @@ class RayAgents:
     async def close(self) -> None:
         """Ends all actors."""
         await asyncio.gather(*(self.let_go(agent) for agent in list(self.all.values())))
+
+
+def _end(actor: Any) -> None:
+    with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
+        if actor is not None:
+            ray.kill(actor)
 
 
 def answer(ref: Any) -> asyncio.Future[Any]:

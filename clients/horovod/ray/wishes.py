@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,9 @@ class Wishes:
         bundle: dict[str, float] = {"CPU": params.cpus_per_worker, "GPU": params.gpus}
         self._bundle = {name: amount for name, amount in bundle.items() if amount}
         self._workers, self._slots = workers, slots
+        self._lock = threading.Lock()  # guards what follows
         self._groups: list[Any] = []
+        self._is_over = False
 
     async def keep(self) -> None:
         try:
@@ -39,13 +42,18 @@ class Wishes:
                 await asyncio.to_thread(self._look)
                 await asyncio.sleep(max(period_s(), 0.1))
         finally:
-            self._keep(0)
+            with self._lock:
+                self._is_over = True
+                self._keep(0)
 
     def _look(self) -> None:
         try:
-            for group in [one for one in self._groups if one.wait(0)]:
-                self._remove(group)
-            self._keep(min(_MOST, self._workers - self._slots()))
+            with self._lock:
+                if self._is_over:
+                    return
+                for group in [one for one in self._groups if one.wait(0)]:
+                    self._remove(group)
+                self._keep(min(_MOST, self._workers - self._slots()))
         except Exception as error:  # without it the job runs on what there is
             _log.debug("Ray can't be asked for more room: %s", error)
 

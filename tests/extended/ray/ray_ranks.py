@@ -43,6 +43,13 @@ def place(value: Any = None) -> dict[str, Any]:
     }
 
 
+def place_and_log() -> dict[str, Any]:
+    from horovod.ray import ray_logger
+
+    ray_logger.log({"pid": os.getpid()})
+    return place()
+
+
 def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)}
 

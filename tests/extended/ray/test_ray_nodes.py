@@ -93,6 +93,13 @@ else:
     raise AssertionError
 assert all("begun" in info for info in heard)
 executor.shutdown()
+elastic = RayExecutor(RayExecutor.create_settings(), min_workers=3, max_workers=3, cpus_per_worker=2)
+elastic.start()
+heard = []
+found = elastic.run(ray_ranks.place_and_log, callbacks=[heard.append])
+assert [one["local"] for one in found] == [(0, 3), (1, 3), (2, 3)]
+assert len(heard) == 3
+elastic.shutdown()
 try:
     RayExecutor(RayExecutor.create_settings(placement_group_timeout_s=0.5), num_workers=99).start()
 except TimeoutError as error:
