@@ -13,7 +13,8 @@ import pytest
 import ray
 import ray_ranks
 from error_codes import ends_with
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from resources import eventually
 
 from horovod.base.errors import LaunchCode
@@ -178,6 +179,28 @@ def test_hosts_come_and_go(tmp_path: Path) -> None:
     assert training.logged[-1]["host"] == "host-2"
     steps = [one["batch"] for one in training.logged if one["pid"] == result["pid"]]
     assert steps == list(range(steps[0], steps[0] + len(steps))), "no step was taken twice"
+
+
+def test_an_executor_in_a_trial() -> None:
+    """Its actors are not in the placement group of the trial, which has a piece of no host."""
+    group = placement_group([{"CPU": 1}])
+
+    def trial() -> tuple[int, str]:
+        settings = RayExecutor.create_settings(placement_group_timeout_s=PATIENCE_S)
+        settings.discovery = FixedHosts({"host-2": 1})  # type: ignore[attr-defined]
+        running = RayExecutor(settings, min_workers=1, override_discovery=False)
+        running.start()
+        try:
+            (place,) = running.run(ray_ranks.place)
+            return place["size"], place["host"]
+        finally:
+            running.shutdown()
+
+    place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+    try:
+        assert ray.get(ray.remote(num_cpus=1, scheduling_strategy=place)(trial).remote()) == (1, "host-2")
+    finally:
+        remove_placement_group(group)
 
 
 def test_too_few_hosts(elastic: Callable[..., RayExecutor]) -> None:
