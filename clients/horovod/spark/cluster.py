@@ -46,6 +46,11 @@ class SparkCluster:
         self._conf = context.getConf()
 
     @property
+    def parallelism(self) -> int:
+        """How many tasks Spark runs where nobody says it."""
+        return int(self._context.defaultParallelism)
+
+    @property
     def environ(self) -> Mapping[str, str]:
         return {
             name.removeprefix(_OF_EXECUTORS): value

@@ -105,5 +105,7 @@ def of_spark(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "without a reason")
+    """What Java said, where Py4J has put a line of its own before it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["without a reason"]
+    line = next((line.removeprefix(": ") for line in lines[:3] if line.startswith(": ")), lines[0])
     return line if line.endswith(".") else f"{line}."

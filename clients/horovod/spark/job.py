@@ -64,9 +64,11 @@ class ElasticSizes:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for, checked. env: None as a value removes a variable. elastic: None for a fixed size."""
+    """What the user asks for, checked. function: as `shipped` makes it. env: None as a value removes a variable.
+    elastic: None for a fixed size.
+    """
 
-    call: tuple[Any, tuple[Any, ...], dict[str, Any]]
+    function: bytes
     size: int
     start_timeout_s: float
     env: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +84,11 @@ class Request:
     def tasks(self) -> int:
         """How many tasks Spark is to run."""
         return self.elastic.most if self.elastic is not None else self.size
+
+
+def shipped(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
+    """A call on its way to the processes (launch/task.py), with the caller's import path."""
+    return pickle.dumps(sys.path) + cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
 
 
 def run_request(request: Request, cluster: Cluster) -> list[Any]:
@@ -121,9 +128,7 @@ class Job:
         self._unset = [name for name, value in request.env.items() if value is None]
         self._settings: Settings = resolve({**driver, **self._environ})  # ValueError before anything is started
         self._name = self._settings.job
-        self._exchange = Exchange(
-            pickle.dumps(sys.path) + cloudpickle.dumps(request.call), replaced=request.elastic is not None
-        )
+        self._exchange = Exchange(request.function, replaced=request.elastic is not None)
         elastic = request.elastic
         self._fixed = FixedSize(request.size, self._start, self._failed)
         self._elastic = Elastic(elastic.fewest, elastic.reset_limit, self._start, self._failed) if elastic else None

@@ -12,7 +12,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.runner.elastic import driver
 from horovod.spark.cluster import SparkCluster
-from horovod.spark.job import ElasticSizes, Request, run_request
+from horovod.spark.job import ElasticSizes, Request, run_request, shipped
 
 __all__ = ["run", "run_elastic"]
 
@@ -54,12 +54,13 @@ def run(
     there are too few slots.
     """
     _check_controller(use_mpi, use_gloo, extra_mpi_args)
-    cluster, parallelism = _cluster()
-    size = _count(num_proc, "num_proc", parallelism)
+    session = _connected()
+    cluster = _cluster() if session is None else None
+    size = _count(num_proc, "num_proc", cluster.parallelism if cluster is not None else None)
     if verbose and num_proc is None:
         _log.info("Running %d processes (spark.default.parallelism).", size)
     request = Request(
-        (fn, tuple(args), dict(kwargs or {})),
+        shipped(fn, args, kwargs),
         size,
         _start_timeout(start_timeout),
         dict(env or {}),
@@ -70,6 +71,10 @@ def run(
         prefix_output_with_timestamp,
         executable or "",
     )
+    if cluster is None:
+        from horovod.spark.connect import run_connected
+
+        return run_connected(request, session)
     return run_request(request, cluster)
 
 
@@ -106,8 +111,11 @@ def run_elastic(
         min_num_proc = _renamed("min_np", min_np, "min_num_proc")
     if max_np is not None:
         max_num_proc = _renamed("max_np", max_np, "max_num_proc")
-    cluster, parallelism = _cluster()
-    size = _count(num_proc, "num_proc", parallelism)
+    if _connected() is not None:
+        sentence = "An elastic job needs a SparkContext, which Spark Connect has not: use horovod.spark.run there."
+        raise ValueError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
+    cluster = _cluster()
+    size = _count(num_proc, "num_proc", cluster.parallelism)
     fewest, most = _count(min_num_proc, "min_num_proc", size), _count(max_num_proc, "max_num_proc", size)
     if not fewest <= size <= most:
         numbers = f"{fewest}, {size} and {most}"
@@ -121,7 +129,7 @@ def run_elastic(
     else:
         timeout_s = resolve().elastic_timeout_seconds if row.text(os.environ) else float(driver.ELASTIC_TIMEOUT_SECS)
     request = Request(
-        (fn, tuple(args), dict(kwargs or {})),
+        shipped(fn, args, kwargs),
         size,
         _start_timeout(start_timeout),
         dict(env or {}),
@@ -135,8 +143,19 @@ def run_elastic(
     return run_request(request, cluster)
 
 
-def _cluster() -> tuple[SparkCluster, int]:
-    """What runs the tasks, and how many it runs by default. Exception without a SparkContext."""
+def _connected() -> Any:
+    """The session of Spark Connect, if that is what this program has."""
+    from pyspark.sql import is_remote
+
+    if not is_remote():
+        return None
+    from pyspark.sql.connect.session import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
+def _cluster() -> SparkCluster:
+    """Exception without a SparkContext."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -146,7 +165,7 @@ def _cluster() -> tuple[SparkCluster, int]:
             "for example with SparkSession.builder.getOrCreate()."
         )
         raise RuntimeError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
-    return SparkCluster(context), int(context.defaultParallelism)
+    return SparkCluster(context)
 
 
 def _check_controller(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:
@@ -158,8 +177,8 @@ def _check_controller(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_arg
         raise ValueError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
 
 
-def _count(given: int | None, name: str, default: int) -> int:
-    if given is None:
+def _count(given: int | None, name: str, default: int | None) -> int:
+    if given is None and default is not None:
         return default
     if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MAX_SIZE:
         sentence = f"{name} must be an integer from 1 to {MAX_SIZE}, not {given!r}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -60,3 +61,49 @@ def test_a_driver_that_is_killed() -> None:
             pids += [int(pid) for pid in re.findall(r"\d+", line.partition(":pids")[2])]
         driver.send_signal(signal.SIGKILL)
     assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+CONNECTED = """
+import io
+import sys
+sys.path.insert(0, sys.argv[1])
+import cloudpickle
+import spark_ranks
+from pyspark.sql import SparkSession
+import horovod.spark
+cloudpickle.register_pickle_by_value(spark_ranks)
+spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+found = horovod.spark.run(spark_ranks.place, ("given",), num_proc=2)
+print("ranks", [(one["rank"], one["sum"], one["values"]) for one in found])
+try:
+    horovod.spark.run(spark_ranks.fail, ("raise",), num_proc=2)
+except RuntimeError as error:
+    print("raised", str(error).splitlines()[0])
+for refused in (lambda: horovod.spark.run(spark_ranks.place), lambda: horovod.spark.run_elastic(spark_ranks.place)):
+    try:
+        refused()
+    except ValueError as error:
+        print("refused", error)
+spark.stop()
+"""
+
+
+@pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("grpc_status", "zstandard")),
+    reason="what Spark Connect needs is not installed: pip install 'pyspark[connect]'",
+)
+def test_spark_connect() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTED, str(HERE)],
+        env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "ranks [(0, 1.0, ('given', None)), (1, 1.0, ('given', None))]" in done.stdout
+    assert {"[0]<stdout>:out 0", "[1]<stdout>:out 1"} <= set(done.stdout.splitlines())
+    assert "[1]<stderr>:err 1" in done.stderr
+    assert re.search(r"^raised Horovod detected .*: rank 1 on host .* raised ZeroDivisionError", done.stdout, re.M)
+    assert done.stdout.count("refused ") == 2

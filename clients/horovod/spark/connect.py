@@ -1,0 +1,125 @@
+"""`run` under Spark Connect, whose client has no SparkContext, and may be where no executor can reach it.
+
+So the first task of a barrier stage has the driver's part: it opens the coordinator, tells the other tasks of it, and
+attends its own partition beside. Results, and what ranks have printed, come back as rows when all is over.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import pickle
+import secrets
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+
+from horovod.base.errors import code_of
+from horovod.spark.failures import of_spark
+from horovod.spark.job import Request, run_request
+from horovod.spark.task.attend import Order, attend
+
+_SCHEMA = "kind string, content binary"
+_STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
+
+
+def run_connected(request: Request, session: Any) -> list[Any]:
+    """As `run_request`. session: a SparkSession of Spark Connect. In the caller's process."""
+    shipped = replace(request, stdout=None, stderr=None)
+    function = functools.partial(_task, pickle.dumps(shipped))
+    count = request.size
+    tag = f"horovod-{secrets.token_hex(8)}"
+    session.addTag(tag)
+    try:
+        rows = session.range(0, count, 1, count).mapInArrow(function, _SCHEMA, barrier=True).collect()
+    except KeyboardInterrupt:
+        session.interruptTag(tag)
+        raise
+    except Exception as error:
+        raise RuntimeError(of_spark(str(error))) from error
+    finally:
+        session.removeTag(tag)
+    found = {row.kind: bytes(row.content) for row in rows}
+    for stream, kind in ((request.stdout or sys.stdout, _STDOUT), (request.stderr or sys.stderr, _STDERR)):
+        if text := found.get(kind, b"").decode(errors="backslashreplace"):
+            stream.write(text)
+    if _ERROR in found:
+        raise RuntimeError(found[_ERROR].decode())
+    results: list[Any] = pickle.loads(found[_RESULTS])  # noqa: S301
+    return results
+
+
+def _task(content: bytes, batches: Iterator[Any]) -> Iterator[Any]:
+    """One task. The first one yields the rows."""
+    import pyarrow
+    from pyspark import BarrierTaskContext
+
+    for _ in batches:
+        pass
+    context = BarrierTaskContext.get()
+    found = _first_task(content, context) if context.partitionId() == 0 else _other_task(context)
+    if found:
+        kinds = pyarrow.array(list(found), pyarrow.string())
+        yield pyarrow.RecordBatch.from_arrays(
+            [kinds, pyarrow.array(list(found.values()), pyarrow.binary())], names=["kind", "content"]
+        )
+
+
+class _Inside:
+    """The tasks of the stage in which this process is the first one: they run already, and wait to be told."""
+
+    environ: Mapping[str, str] = {}
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        addresses = [info.address for info in context.getTaskInfos()]
+        # Tasks of one executor are on one host, whatever its address is.
+        self.reached_at = None if len(set(addresses)) == 1 else addresses[0].rpartition(":")[0]
+        self._has_told = False
+
+    def run(self, order: Order, count: int, together: bool) -> None:
+        self.tell(base64.b64encode(pickle.dumps(order)).decode())
+        attend(order, 0)
+
+    def tell(self, text: str) -> None:
+        """Once; "": there is nothing to do."""
+        if not self._has_told:
+            self._has_told = True
+            self._context.allGather(text)
+
+    def cancel(self, reason: str) -> None:
+        """The tasks end because their driver's part tells them to."""
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.text: list[str] = []
+
+    def write(self, text: str) -> None:
+        self.text.append(text)
+
+    def content(self) -> bytes:
+        return "".join(self.text).encode()
+
+
+def _first_task(content: bytes, context: Any) -> dict[str, bytes]:
+    out, err = _Lines(), _Lines()
+    inside = _Inside(context)
+    request: Request = replace(pickle.loads(content), stdout=out, stderr=err)  # noqa: S301
+    try:
+        found = {_RESULTS: cloudpickle.dumps(run_request(request, inside))}
+    except Exception as error:
+        text = str(error)
+        found = {_ERROR: (text if code_of(text) else f"{type(error).__name__}: {text}").encode()}
+    finally:
+        inside.tell("")
+    return {**found, _STDOUT: out.content(), _STDERR: err.content()}
+
+
+def _other_task(context: Any) -> dict[str, bytes]:
+    if told := context.allGather("")[0]:
+        attend(pickle.loads(base64.b64decode(told)), context.partitionId())  # noqa: S301
+    return {}
