@@ -81,7 +81,7 @@ class LaunchCode(ErrorCode):
     )
     FUNCTION_RAISED = (
         "function-raised",
-        "The function of horovod.run, of horovod.spark.run or of an executor raised an exception, whose traceback is shown.",
+        "The function of horovod.run, horovod.spark.run or an executor raised an exception, whose traceback is shown.",
     )
     DISCOVERY_FAILED = (
         "discovery-failed",

@@ -20,7 +20,7 @@ from typing import Any
 import grpc
 
 from horovod.coordinator.services.auth import Access
-from horovod.coordinator.services.streams import Context
+from horovod.coordinator.services.streams import FIRST_MESSAGE_TIMEOUT_S, Context
 from horovod.spark.task import messages
 from horovod.spark.task.messages import Came, Ended, Message, Refused, Release
 from horovod.worker.agent.output import Sink, Stream
@@ -90,7 +90,12 @@ class Tasks:
 
     def tell_all(self, message: Message) -> None:
         """To all tasks that are there."""
-        self.call(lambda: [attempt.orders.put_nowait(message) for attempt in self.running.values()])
+
+        def tell() -> None:
+            for attempt in self.running.values():
+                attempt.orders.put_nowait(message)
+
+        self.call(tell)
 
     def refuse_all(self, sentence: str) -> None:
         """Tasks that come from now on, or wait for another one to end, fail with this sentence."""
@@ -116,10 +121,9 @@ class Tasks:
 
     async def _attend(self, requests: AsyncIterator[bytes], context: Context) -> None:
         self._loop = asyncio.get_running_loop()
-        came = messages.read(await anext(requests))
+        came = messages.read(await asyncio.wait_for(anext(requests), FIRST_MESSAGE_TIMEOUT_S))
         if not isinstance(came, Came):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a task of this version")
-            return
         while came.partition in self.running and not self._refused:
             others = self._waiting.setdefault(came.partition, [])
             others.append(turn := self._loop.create_future())

@@ -86,6 +86,8 @@ def of_spark(text: str) -> str:
             "Set PYSPARK_PYTHON, or spark.pyspark.python, to an interpreter that is the same on all hosts."
         )
         return coded(LaunchCode.HOST_INSTALLATION, sentence)
+    if found := re.search(r"^RuntimeError: (.+ \[[a-z-]+\])$", text, re.MULTILINE):
+        return found[1]  # what one of our own tasks has said
     if found := re.search(r"Cannot run program \"([^\"]+)\"", text):
         sentence = (
             f"The workers can't start their Python, {found[1]!r}. Set PYSPARK_PYTHON, or spark.pyspark.python, to an "

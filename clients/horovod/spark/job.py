@@ -88,7 +88,8 @@ class Request:
 
 def shipped(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """A call on its way to the processes (launch/task.py), with the caller's import path."""
-    return pickle.dumps(sys.path) + cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    call: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
+    return pickle.dumps(sys.path) + call
 
 
 def run_request(request: Request, cluster: Cluster) -> list[Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from horovod.base.errors import LaunchCode, coded
+from horovod.base.errors import LaunchCode, WorldCode, coded
 from horovod.base.settings import ROWS, variables
 from horovod.launch import task as function
 from horovod.launch.job_environment import of_another, trusting
@@ -35,6 +35,7 @@ from horovod.worker.agent.supervisor import Outcome, Slot, Supervisor
 from horovod.worker.runtime.channel import explain, open_aio_channel
 from horovod.worker.runtime.tls import ClientTls
 
+_CONNECT_S = 60.0  # a driver is there before its tasks: only a firewall or a wrong address can be in the way
 _LETTERS: dict[Stream, bytes] = {"stdout": messages.STDOUT, "stderr": messages.STDERR}
 
 
@@ -101,6 +102,10 @@ class _Task:
 
     async def _attend(self, order: Order, tls: ClientTls | None) -> str:
         async with open_aio_channel(order.address, tls, order.keepalive_timeout_s) as channel:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
+            except asyncio.TimeoutError:
+                return unreachable(order.address, self._came.host)
             attend: Any = channel.stream_stream(messages.METHOD)
             call = attend(metadata=[("authorization", f"Bearer {order.token}")], wait_for_ready=True)
             self._sink.put(messages.written(self._came))
@@ -240,6 +245,15 @@ class _Output:
             self._changed.clear()
             if not self._queue:
                 await self._changed.wait()
+
+
+def unreachable(address: str, host: str) -> str:
+    """Spark passes it on to the driver."""
+    sentence = (
+        f"The driver's coordinator at {address} can't be reached from host {host}. Executors must be able to connect "
+        "to all ports of the driver's host; where its address is another one, set spark.driver.host or nics."
+    )
+    return coded(WorldCode.COORDINATOR_UNREACHABLE, sentence)
 
 
 def environment(own: Mapping[str, str], start: Start, gpus: list[str], folders: list[str]) -> dict[str, str]:
