@@ -19,34 +19,33 @@ SPARK_CONF_BLACKLIST_DISABLED: Final = ("spark.excludeOnFailure.enabled", "false
 SPARK_CONF_BLACKLIST_ENABLED: Final = ("spark.excludeOnFailure.enabled", "true")
 
 # After how many failures of one task an executor, or a node, gets it no more.
-SPARK_CONF_REUSE_FAILED_EXECUTOR: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", _GREATEST)
-SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", "1")
-SPARK_CONF_REUSE_FAILED_NODE: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", _GREATEST)
-SPARK_CONF_DONT_REUSE_FAILED_NODE: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "1")
+SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK: Final = (
+    "spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor",
+    _GREATEST,
+)
+SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", "2")
+SPARK_CONF_DONT_REUSE_EXECUTOR_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", "1")
+SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", _GREATEST)
+SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "2")
+SPARK_CONF_DONT_REUSE_NODE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "1")
 
 # After how many failed tasks of one stage an executor gets none of it, and after how many such executors a node.
-SPARK_CONF_REUSE_FAILING_EXECUTOR: Final = ("spark.excludeOnFailure.stage.maxFailedTasksPerExecutor", _GREATEST)
-SPARK_CONF_DONT_REUSE_FAILING_EXECUTOR: Final = ("spark.excludeOnFailure.stage.maxFailedTasksPerExecutor", "1")
-SPARK_CONF_REUSE_FAILING_NODE: Final = ("spark.excludeOnFailure.stage.maxFailedExecutorsPerNode", _GREATEST)
-SPARK_CONF_DONT_REUSE_FAILING_NODE: Final = ("spark.excludeOnFailure.stage.maxFailedExecutorsPerNode", "1")
+SPARK_CONF_REUSE_FAILED_EXECUTOR: Final = ("spark.excludeOnFailure.stage.maxFailedTasksPerExecutor", _GREATEST)
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR: Final = ("spark.excludeOnFailure.stage.maxFailedTasksPerExecutor", "1")
+SPARK_CONF_REUSE_FAILED_NODE: Final = ("spark.excludeOnFailure.stage.maxFailedExecutorsPerNode", _GREATEST)
+SPARK_CONF_DONT_REUSE_FAILED_NODE: Final = ("spark.excludeOnFailure.stage.maxFailedExecutorsPerNode", "1")
 
 # The same for all stages of the application.
-SPARK_CONF_REUSE_FAILING_EXECUTOR_IN_APP: Final = (
+SPARK_CONF_REUSE_FAILED_EXECUTOR_IN_APP: Final = (
     "spark.excludeOnFailure.application.maxFailedTasksPerExecutor",
     _GREATEST,
 )
-SPARK_CONF_DONT_REUSE_FAILING_EXECUTOR_IN_APP: Final = (
+SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP: Final = (
     "spark.excludeOnFailure.application.maxFailedTasksPerExecutor",
     "1",
 )
-SPARK_CONF_REUSE_FAILING_NODE_IN_APP: Final = (
-    "spark.excludeOnFailure.application.maxFailedExecutorsPerNode",
-    _GREATEST,
-)
-SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP: Final = (
-    "spark.excludeOnFailure.application.maxFailedExecutorsPerNode",
-    "1",
-)
+SPARK_CONF_REUSE_FAILED_NODE_IN_APP: Final = ("spark.excludeOnFailure.application.maxFailedExecutorsPerNode", _GREATEST)
+SPARK_CONF_DONT_REUSE_FAILED_NODE_IN_APP: Final = ("spark.excludeOnFailure.application.maxFailedExecutorsPerNode", "1")
 
 # What Spark does where nothing is set, by key.
 SPARK_CONF_DEFAULT_VALUES: Final = {
