@@ -471,12 +471,17 @@ class Engine:
         Call it once the device has nothing left to do: callers go on before their operations on a device are over.
         """
 
-    def close(self, sentence: str = "") -> str:
+    def close(self, sentence: str = "", keep: bool = False) -> str:
         """Leaves in order: finishes what is agreed, tells the peers, fails the rest. Idempotent.
+
+        keep: with the option keeps_connections, connections stay open for the next epoch: kept_sockets().
 
         "", or a sentence: a thread did not come back from an operation within the option close_timeout_ms, so what it
         may use, tensors included, is kept until the process ends.
         """
+
+    def kept_sockets(self) -> dict[int, int]:
+        """Once, after close(): the rank and the descriptor of each connection that was kept, which are the caller's."""
 
     # -- timeline (csrc/engine/timeline.h) ---------------------------------------------------------------------------
     def start_timeline(self, path: str, mark_cycles: bool, since_epoch_us: int) -> None:

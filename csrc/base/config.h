@@ -38,6 +38,9 @@ struct Config {
   // Up to so many members of a communicator over sockets each is connected to every other; of more, to some of them
   // (collectives/partners.h). Must agree on all ranks.
   int full_mesh_members = 64;
+  // A connection that alone leads to a peer stays open after the last word of an epoch, so that it may serve the next
+  // one: Mesh::hand_over().
+  bool keeps_connections = false;
   // Connections are sealed with keys of their own. Must agree on all ranks.
   WireMode wire = WireMode::plain;
   // OpenSSL's libcrypto, where they are; empty means the system's.

@@ -364,9 +364,14 @@ py::object PyEngine::lost_peer() const {
   if (rank < 0) return py::none();
   return py::make_tuple(rank, process_ended);
 }
-std::string PyEngine::close(const std::string& sentence) {
+std::string PyEngine::close(const std::string& sentence, bool keep) {
   const py::gil_scoped_release release;
-  return engine_->close(sentence).message();
+  return engine_->close(sentence, keep).message();
+}
+std::map<int, int> PyEngine::kept_sockets() {
+  std::map<int, int> descriptors;
+  for (KeptSocket& kept : engine_->kept_sockets()) descriptors[kept.peer] = kept.socket.release();
+  return descriptors;
 }
 void PyEngine::check() const {
   if (const Status status = engine_->ended(); !status.ok()) raise_status(status);

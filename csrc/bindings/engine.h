@@ -87,7 +87,8 @@ class PyEngine {
   void abort(const std::string& sentence);
   pybind11::object lost_peer() const;
   // Why it must be kept for ever; "": it has ended.
-  std::string close(const std::string& sentence);
+  std::string close(const std::string& sentence, bool keep);
+  std::map<int, int> kept_sockets();  // by rank; the caller's from now on
   void check() const;
   void check_results() const;
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }

@@ -184,7 +184,8 @@ PYBIND11_MODULE(_core, module) {
       .def("check", &PyEngine::check)
       .def("check_results", &PyEngine::check_results)
       .def("lost_peer", &PyEngine::lost_peer)
-      .def("close", &PyEngine::close, py::arg("sentence") = "")
+      .def("close", &PyEngine::close, py::arg("sentence") = "", py::arg("keep") = false)
+      .def("kept_sockets", &PyEngine::kept_sockets)
       .def("counters", &PyEngine::counters)
       .def("known", &PyEngine::known, py::call_guard<py::gil_scoped_release>())
       .def("start_timeline", &PyEngine::start_timeline, py::arg("path"), py::arg("mark_cycles"),

@@ -23,6 +23,7 @@ void visit_options(Config& config, const Visit& visit) {
   visit("background_cpu", config.background_cpu);
   visit("gloo", config.gloo);
   visit("full_mesh_members", config.full_mesh_members);
+  visit("keeps_connections", config.keeps_connections);
   visit("wire", config.wire);
   visit("nccl_streams", config.nccl_streams);
   visit("nccl_operations", config.nccl_operations);

@@ -122,7 +122,12 @@ Status Communicator::close(const std::string& farewell, const std::string& why) 
       if (region_) region_->announce_end(MemberState::aborted, farewell);
       // The stuck thread may hold a connection's lock. Then this thread gets stuck too, and peers learn of the end
       // otherwise.
-      if (mesh_) std::thread([this, farewell] { mesh_->announce_end(ControlKind::abort, farewell); }).detach();
+      if (mesh_) {
+        std::thread([this, farewell] {
+          mesh_->announce_end(ControlKind::abort, farewell);
+          (void)mesh_->hand_over(false);
+        }).detach();
+      }
       return stuck_;
     }
   }

@@ -128,10 +128,12 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     }
     DescriptorOwner strangers(sockets);
     Members members{spec.number, static_cast<int>(mine - spec.ranks.begin()), spec.ranks, labels, std::move(placement)};
-    made.communicator = std::make_shared<Communicator>(std::move(members), config_, abort_, outbox_, *timeline_,
+    Config config = config_;
+    config.keeps_connections = false;  // the next epoch begins with a world
+    made.communicator = std::make_shared<Communicator>(std::move(members), config, abort_, outbox_, *timeline_,
                                                        [this] { tell_abort(); });
     spec.sockets = std::move(by_member);
-    HVD_TRY(attach_to_peers(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec)), config_,
+    HVD_TRY(attach_to_peers(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec)), config,
                             epoch_, abort_));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
@@ -403,7 +405,7 @@ Status Engine::ended() const {
   return closed_ ? Status(Code::aborted, error_code::shut_down, "Horovod has been shut down.") : Status();
 }
 
-Status Engine::close(const std::string& sentence) {
+Status Engine::close(const std::string& sentence, bool keep) {
   if (!global_) return {};  // create() failed early
   const std::string left = sentence.empty() ? labels_[rank_] +
                                                   " has shut down (it called hvd.shutdown() or its script ended), so "
@@ -425,10 +427,18 @@ Status Engine::close(const std::string& sentence) {
   const auto stuck = std::find_if(closed.begin(), closed.end(), [](const Status& one) { return !one.ok(); });
   if (stuck != closed.end()) is_stuck_.store(true, std::memory_order_release);
   if (stuck != closed.end()) return *stuck;
+  std::vector<KeptSocket> kept = global_->hand_over(keep);
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  for (KeptSocket& one : kept) kept_sockets_.push_back(std::move(one));
   return is_stuck_.load(std::memory_order_acquire)
              ? Status(Code::timeout, error_code::stuck_thread,
                       "A thread is still in an operation of a process set that was removed.")
              : Status();
+}
+
+std::vector<KeptSocket> Engine::kept_sockets() {
+  const std::lock_guard<std::mutex> lock(sets_mutex_);
+  return std::exchange(kept_sockets_, {});
 }
 
 std::map<std::string, uint64_t> Engine::counters() const {

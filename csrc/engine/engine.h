@@ -96,7 +96,11 @@ class Engine {
   Status results() const;
   // Fails when a thread does not come back from an operation, see Communicator::close(): then neither the engine nor
   // any tensor of an operation that is not done may be destroyed.
-  Status close(const std::string& sentence);
+  // keep: the connections to peers may serve the next epoch of this process; kept_sockets() then has those that can.
+  Status close(const std::string& sentence, bool keep = false);
+  // Once, after close(): the connections that it has kept, each with the rank that it leads to. Those that are not
+  // asked for are closed with the engine.
+  std::vector<KeptSocket> kept_sockets();
   // Whether close() has failed.
   bool stuck() const { return is_stuck_.load(std::memory_order_acquire); }
   std::map<std::string, uint64_t> counters() const;
@@ -142,6 +146,7 @@ class Engine {
   Counts removed_counts_;  // the counts of sets that were removed
   std::string left_;       // the sentence of the first peer that left
   bool closed_ = false;
+  std::vector<KeptSocket> kept_sockets_;
   std::vector<std::shared_ptr<Communicator>> stuck_;  // communicators of removed sets that have to be kept
 
   std::atomic<bool> is_stuck_{false};   // set once, released when close() of a communicator has failed

@@ -177,6 +177,7 @@ void SocketMesh::announce_end(ControlKind kind, std::string_view sentence) {
   for (SocketPeer& peer : peers_) {
     if (peer.connections.empty() || peer.left || peer.aborted) continue;
     (void)peer.connections[0]->send_control(kind, {}, text);
+    if (stays_open(peer)) continue;
     for (const auto& connection : peer.connections) connection->end_output();
   }
 }
@@ -188,7 +189,7 @@ void SocketMesh::linger(int64_t limit_us) {
     std::vector<pollfd> full;
     for (Line& line : lines_) {
       if (line.connection->send_waiting()) {
-        line.connection->end_output();
+        if (!stays_open(*line.peer)) line.connection->end_output();
       } else {
         full.push_back({line.connection->fd(), POLLOUT, 0});
       }
@@ -197,6 +198,24 @@ void SocketMesh::linger(int64_t limit_us) {
     if (full.empty() || left_us <= 0) return;
     (void)poll(full.data(), full.size(), static_cast<int>((left_us + 999) / 1000));
   }
+}
+
+std::vector<KeptSocket> SocketMesh::hand_over(bool keep) {
+  std::vector<KeptSocket> kept;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    SocketPeer& peer = peers_[rank];
+    if (!stays_open(peer)) continue;
+    Connection& connection = *peer.connections[0];
+    if (keep) {
+      Socket socket = connection.hand_over(!peer.left && !peer.aborted);
+      if (socket.fd() >= 0) {
+        kept.push_back({static_cast<int>(rank), std::move(socket)});
+        continue;
+      }
+    }
+    connection.end_output();
+  }
+  return kept;
 }
 
 std::unique_ptr<Mesh> Mesh::create(int rank, uint64_t epoch, std::vector<MeshPeer> peers, const Config& config,

@@ -22,6 +22,7 @@
 #include "base/abort.h"
 #include "base/config.h"
 #include "base/status.h"
+#include "transport/mesh_socket.h"
 #include "transport/sealed_stream.h"
 
 namespace horovod {
@@ -31,6 +32,12 @@ struct MeshPeer {
   std::vector<int> fds;  // one or more connections, the same number on both sides; owned by the mesh from now on
   std::vector<wire::Keys> keys;  // of each connection, where Config::wire is not plain; given to no other mesh
   bool partner = true;           // false: this rank has no connection to it, and exchanges nothing with it
+};
+
+// A connection that has outlived its mesh.
+struct KeptSocket {
+  int peer = -1;
+  wire::Socket socket;
 };
 
 enum class ControlKind : uint8_t {
@@ -133,6 +140,13 @@ class Mesh {
   // After announce_end(): sends the rest of the control frames, for at most `limit_us`; after `abort` it drops the
   // transfers. The driver only.
   virtual void linger(int64_t limit_us) = 0;
+
+  // At the very end, when nobody drives any more, and with Config::keeps_connections: gives away the connections that
+  // the next epoch may use, and ends the sending side of all others. keep: false gives none away. On a connection that
+  // is kept, any number of this epoch's bytes may be under way in both directions; who uses it must find their end
+  // (worker/runtime/kept_links.py). What is kept is no sign of the peer's life, and its end is no news of this epoch:
+  // this rank has told that peer why it ends, or has heard so from it.
+  virtual std::vector<KeptSocket> hand_over(bool keep) = 0;
 };
 
 }  // namespace horovod

@@ -482,7 +482,17 @@ bool Connection::send_waiting() {
 
 void Connection::end_output() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (control_.empty() && !sealed_waits() && !frame_started_) (void)shutdown(fd(), SHUT_WR);
+  if (!control_.empty() || sealed_waits() || frame_started_) return;
+  (void)shutdown(fd(), SHUT_WR);
+  output_ended_ = true;
+}
+
+Socket Connection::hand_over(bool needs_all) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (ended_ || write_failed() || output_ended_) return {};
+  if (needs_all && (!control_.empty() || sealed_waits() || frame_started_)) return {};
+  write_failed_.store(true, std::memory_order_relaxed);
+  return std::move(socket_);
 }
 
 void Connection::discard_input() {

@@ -114,6 +114,10 @@ class Connection {
 
   // Ends the sending side, so that the peer reads an end of stream, unless bytes still wait to be sent. Any thread.
   void end_output();
+  // Gives the socket away, and neither reads nor writes it from here on. An empty one where it can't serve any more: a
+  // side has ended it, or bytes still wait to be sent and the peer may need the end of the stream (needs_all). Any
+  // thread may still send, which then fails; all others must be done.
+  Socket hand_over(bool needs_all);
   // Throws away what has arrived, so that closing the socket does not reset the connection under what was sent.
   void discard_input();
 
@@ -139,7 +143,7 @@ class Connection {
   Identity identity_;
   std::unique_ptr<SealedStream> sealed_;
 
-  // Sending. mutex_ guards control_, frame_started_, next_control_ and the right to call sendmsg or sealed_'s. The rest
+  // Sending. mutex_ guards control_, frame_started_, next_control_, output_ended_ and the right to call sendmsg or sealed_'s. The rest
   // belongs to the driver, which changes it with mutex_ held.
   std::mutex mutex_;
   std::deque<std::string> control_;  // whole frames, or the rest of a dropped data frame and then whole frames
@@ -148,6 +152,7 @@ class Connection {
   bool frame_started_ = false;              // part of a data frame was sent: no other may go before the rest of it
   std::atomic<bool> control_waits_{false};  // control_ is not empty, or sealed bytes wait
   std::atomic<bool> write_failed_{false};
+  bool output_ended_ = false;
   std::deque<Stripe> outgoing_;
   // Stripes whose last bytes were sealed and not sent yet. They are not done before those are sent, so that no thread
   // sleeps while bytes wait.

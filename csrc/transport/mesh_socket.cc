@@ -61,6 +61,14 @@ Socket& Socket::operator=(Socket&& other) noexcept {
 
 Socket::~Socket() { close(); }
 
+int Socket::release() {
+  const std::lock_guard<std::mutex> lock(Registry::get().mutex);
+  const int released = fd();
+  if (released >= 0) std::erase(Registry::get().fds, fd_);
+  fd_ = -1;
+  return released;
+}
+
 void Socket::close() {
   if (fd_ < 0) return;
   const std::lock_guard<std::mutex> lock(Registry::get().mutex);

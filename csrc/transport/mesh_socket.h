@@ -19,6 +19,9 @@ class Socket {
   Socket& operator=(Socket&& other) noexcept;
   ~Socket();
 
+  // The descriptor, which is the caller's from now on, also in forked children; -1 where there is none.
+  int release();
+
   int fd() const { return forks_ == forks.load(std::memory_order_relaxed) ? fd_ : -1; }
 
  private:

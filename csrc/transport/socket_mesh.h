@@ -54,6 +54,7 @@ class SocketMesh final : public Mesh {
   void set_poll_source(PollSource* source) override { poll_source_ = source; }
   void announce_end(ControlKind kind, std::string_view sentence) override;
   void linger(int64_t limit_us) override;
+  std::vector<KeptSocket> hand_over(bool keep) override;
 
  private:
   struct Line {  // a connection, and the peer to which it leads
@@ -61,6 +62,9 @@ class SocketMesh final : public Mesh {
     wire::Connection* connection;
   };
 
+  // Only the first connection to a peer carries control frames, so one that is alone has had the last word of both sides
+  // when it has theirs.
+  bool stays_open(const SocketPeer& peer) const { return config_.keeps_connections && peer.connections.size() == 1; }
   Status alive() const;
   Status fail(Status status);
   Status lose(SocketPeer& peer);

@@ -324,6 +324,73 @@ void test_hostile_bytes() {
   }
 }
 
+// What is left to read, without what a writer sends later; `ended` tells whether the stream is over behind it.
+std::string drained(int fd, bool& ended) {
+  std::string bytes;
+  char part[4096];
+  ssize_t size = 0;
+  while ((size = recv(fd, part, sizeof(part), MSG_DONTWAIT)) > 0) bytes.append(part, static_cast<size_t>(size));
+  ended = size == 0;
+  return bytes;
+}
+
+void test_connections_that_are_kept() {
+  Config config;
+  config.keeps_connections = true;
+  {
+    World world(2, Wire::pair, 1, config);
+    Flight flight;
+    std::vector<uint8_t> out(3'000'000);
+    const Transfer send{1, {{out.data(), out.size()}}};
+    CHECK_OK(world[0].start({&send, 1}, {}, flight));  // more than the socket takes
+    world[1].announce_end(ControlKind::abort, "the reason");
+    CHECK(contains(wait_for_news(world[0]).message(), "the reason"));
+    world[0].announce_end(ControlKind::abort, "the reason");  // in the middle of the frame, which the peer needs no more
+    std::vector<KeptSocket> one = world[0].hand_over(true), other = world[1].hand_over(true);
+    CHECK(one.size() == 1 && one[0].peer == 1 && other.size() == 1 && other[0].peer == 0);
+    world[0].announce_end(ControlKind::abort, "too late");  // news of the coordinator may still come to the engine
+    CHECK(world[0].hand_over(true).empty());
+    world.meshes.clear();
+    bool ended = true;
+    (void)drained(other[0].socket.fd(), ended);
+    CHECK(!ended);
+    CHECK(write(one[0].socket.fd(), "next", 4) == 4);
+    CHECK(drained(other[0].socket.fd(), ended) == "next" && !ended);
+  }
+  {  // bytes wait that the peer may need
+    World world(2, Wire::pair, 1, config);
+    Flight flight;
+    std::vector<uint8_t> out(3'000'000);
+    const Transfer send{1, {{out.data(), out.size()}}};
+    CHECK_OK(world[0].start({&send, 1}, {}, flight));
+    world.aborts[0].raise({Code::aborted, "the reason"});
+    world[0].announce_end(ControlKind::abort, "the reason");
+    world[0].linger(1'000);
+    CHECK(world[0].hand_over(true).empty());
+    world.meshes[0].reset();
+    CHECK(ends_with(wait_for_news(world[1]), error_code::peer_lost, label_of(0)));
+  }
+  for (const auto& [connections, keep] : {std::pair{1, false}, {3, true}}) {
+    World world(2, Wire::pair, connections, config);
+    std::vector<int> ends;
+    for (const int fd : world.peers[1][0].fds) ends.push_back(dup(fd));
+    world[0].announce_end(ControlKind::leave, "it goes");
+    CHECK(world[0].hand_over(keep).empty());
+    for (const int fd : ends) {
+      bool ended = false;
+      (void)drained(fd, ended);
+      CHECK(ended);
+      close(fd);
+    }
+  }
+  {  // lost
+    World world(2, Wire::pair, 1, config);
+    world.meshes[1].reset();
+    CHECK(!wait_for_news(world[0]).ok());
+    CHECK(world[0].hand_over(true).empty());
+  }
+}
+
 const NamedTest kTests[] = {
     {"lost_peer", test_lost_peer},
     {"lost_behind_data_that_nobody_expects", test_lost_behind_data_that_nobody_expects},
@@ -332,6 +399,7 @@ const NamedTest kTests[] = {
     {"progress_timeout", test_progress_timeout},
     {"a_host_that_acknowledges_nothing", test_a_host_that_acknowledges_nothing},
     {"hostile_bytes", test_hostile_bytes},
+    {"connections_that_are_kept", test_connections_that_are_kept},
 };
 
 }  // namespace

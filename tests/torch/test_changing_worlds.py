@@ -57,6 +57,7 @@ def _train(incident: Incident, grows_to: int = 0) -> dict[str, Any]:
     import torch
 
     import horovod.torch as hvd
+    from horovod.worker.runtime.context import current
 
     hvd.init()
     model, rows = _model_and_rows()
@@ -68,8 +69,11 @@ def _train(incident: Incident, grows_to: int = 0) -> dict[str, Any]:
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
     )
     worlds = [(hvd.rank(), hvd.size())]
+    connections = [current().socket_inodes]
     state = hvd.elastic.TorchState(model, optimizer, batch=0, seen=[])
-    state.register_reset_callbacks([lambda: worlds.append((hvd.rank(), hvd.size()))])
+    state.register_reset_callbacks(
+        [lambda: worlds.append((hvd.rank(), hvd.size())), lambda: connections.append(current().socket_inodes)]
+    )
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -88,7 +92,13 @@ def _train(incident: Incident, grows_to: int = 0) -> dict[str, Any]:
 
     train(state)
     weights = [parameter.tolist() for parameter in model.parameters()]
-    return {"weights": weights, "worlds": worlds, "seen": state.seen, "pid": os.getpid()}
+    return {
+        "weights": weights,
+        "worlds": worlds,
+        "connections": connections,
+        "seen": state.seen,
+        "pid": os.getpid(),
+    }
 
 
 def _be_killed(victims: list[int], grows_to: int = 0, dies_joining: int | None = None, lives: str = "") -> Any:
@@ -141,6 +151,7 @@ def test_the_survivors_go_on(size: int, victims: list[int], dies_joining: int | 
         outcomes = world.outcomes(_be_killed, victims, dies_joining=dies_joining)
     dead = {*victims, dies_joining}
     left = [rank for rank in range(size) if rank not in dead]
+    by_network = transport == "tcp" or (transport == "hosts" and len({rank // 2 for rank in left}) > 1)
     assert [outcome.text for outcome in outcomes] == [""] * size
     for rank, outcome in enumerate(outcomes):
         if rank in dead:
@@ -150,6 +161,11 @@ def test_the_survivors_go_on(size: int, victims: list[int], dies_joining: int | 
         assert outcome.value["worlds"][0] == (rank, size)
         assert outcome.value["worlds"][-1] == (left.index(rank), len(left))
         _assert_trained_as_one(outcome.value)
+        # Where one dies once more while they connect, a connection may serve neither world.
+        if dies_joining is None:
+            first, last = outcome.value["connections"][0], outcome.value["connections"][-1]
+            assert last <= first
+            assert len(last) == (len(left) - 1 if by_network else 0)
 
 
 @pytest.mark.longer
@@ -168,6 +184,10 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
         _assert_trained_as_one(outcome.value)
         ranks = [size for _, size in outcome.value["worlds"]]
         assert ranks == ([size] if rank == victim else [size, size - 1, size])
+        if transport != "shm" and rank != victim:
+            first, fewer, again = outcome.value["connections"]
+            assert len(first) == len(again) == size - 1
+            assert len(first & fewer & again) == size - 2
     assert outcomes[victim].value["worlds"][-1][0] == size - 1 or transport == "hosts"  # after those that survived
 
 

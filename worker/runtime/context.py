@@ -227,6 +227,7 @@ def _after_fork() -> None:
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
+    _epochs.after_fork()
     _epochs = Epochs(_tell_of_change)
     context, _context = _context, None
     if context is None:

@@ -14,15 +14,17 @@ It ends (`end`) in this order, after context.py has let go of the world, so that
 
 1. Native operations lose the engine (`Epochs.end`).
 2. A peer that the data plane found lost is reported, before the goodbye ends the stream.
-3. The engine closes: operations that run fail with a sentence, and no other begins. Its process sets go with it.
+3. The engine closes: operations that run fail with a sentence, and no other begins. Its process sets go with it. It
+   gives away the connections that the next epoch may use.
 4. The timeline is written to its end, now that the last operations have ended.
 5. The negotiator ends its stream; then the session says goodbye to the coordinator and ends the channel.
 6. What holds the world or its engine, like an optimizer that has taken steps in it, lets go of it.
 7. Lines of the log lose rank and epoch.
 
-Only the last world (past_world.py) stays for the next epoch. Ids of process sets mean nothing in another one: who has
-given them to users forgets them after `end` (process_sets.forget_all of the clients). No message of an earlier epoch is
-taken for one of the next: engine and streams carry its number.
+Only the last world (past_world.py) stays for the next epoch and, where this process joins again, connections to others
+(kept_links.py). Ids of process sets mean nothing in another one: who has given them to users forgets them after `end`
+(process_sets.forget_all of the clients). No message of an earlier epoch is taken for one of the next: engine and
+streams carry its number, and what is left on a connection is thrown away.
 """
 
 from __future__ import annotations
@@ -58,8 +60,13 @@ def begin(
     elastic job that has fewer ranks than they, process_sets.initial_sets says what becomes of them. last: of the world
     that this process was in before, so that it can prove who it was; keeps the new one, also when the start fails
     later."""
-    settings = usable(settings, process_sets)
-    context = form_alone(settings) if settings.coordinator is None else _form(settings, process_sets, last, on_change)
+    try:
+        settings = usable(settings, process_sets)
+        alone = settings.coordinator is None
+        context = form_alone(settings) if alone else _form(settings, process_sets, last, on_change)
+    finally:
+        if last is not None:
+            last.links.close()
     try:
         context.timeline.start_as_set()
     except StartError:
@@ -104,17 +111,28 @@ def _is_elastic(settings: Settings) -> bool:
     return settings.min_size is not None
 
 
-def end(context: Context, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
+def end(
+    context: Context,
+    reason: str = "",
+    *,
+    returns: bool = False,
+    failed: bool = False,
+    last: LastWorld | None = None,
+) -> None:
     """Leaves the world in order. Idempotent.
 
-    returns: to join the next one of the job at once. failed: its program has ended with an error.
+    returns: to join the next one of the job at once. failed: its program has ended with an error. last: gets the
+    connections that the next world may use, where this process returns.
     """
     world, engine, session = context.world, context.engine, context.session
     if session is not None and (lost := engine.lost_peer()):
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
     sentence = f"{world.label(world.rank)} left the world{': ' + reason if reason else ''}."
-    if problem := engine.close(sentence[0].upper() + sentence[1:]):
+    keep = returns and last is not None
+    if problem := engine.close(sentence[0].upper() + sentence[1:], keep=keep):
         log.warning("%s", problem)
+    if last is not None:
+        last.links.keep(world, engine.kept_sockets())
     context.timeline.stop()
     if context.negotiator is not None:
         context.negotiator.close()
@@ -149,9 +167,14 @@ class Epochs:
 
     def end(self, context: Context, reason: str, *, returns: bool, failed: bool) -> None:
         _offer_to_c(None)
-        end(context, reason, returns=returns, failed=failed)
+        end(context, reason, returns=returns, failed=failed, last=self._last)
         logs.know_rank(None)
         logs.know_world(context.world.job, None)
+
+    def after_fork(self) -> None:
+        """In the child: lets go of its copies of connections between two worlds."""
+        if self._last is not None:
+            self._last.links.close_copies()
 
 
 def _offer_to_c(context: Context | None) -> None:

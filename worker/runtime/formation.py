@@ -130,7 +130,7 @@ def form(
         transport = choose_transport(settings, world)
         if not transport.sharing:
             segment = None
-        sockets, wire_keys = _connect(settings, world, transport, listeners, session.member, deadline)
+        sockets, wire_keys = _connect(settings, world, transport, listeners, session.member, deadline, last)
         if listeners is not None:
             listeners.close()
         inodes = frozenset(os.fstat(fd).st_ino for fds in sockets.values() for fd in fds)
@@ -210,6 +210,7 @@ def _connect(
     listeners: Listeners | None,
     member: LocalMember,
     deadline: float,
+    last: LastWorld | None,
 ) -> tuple[dict[int, list[int]], dict[int, bytes]]:
     """The sockets to each peer, and the keys of each socket; none where no TCP is needed."""
     if not transport.connects:
@@ -236,6 +237,7 @@ def _connect(
             partners=partners(world.rank, world.size, hosts=hosts, placement=placement, options=options),
             check=member.check,
             wire_keys=wire_keys,
+            kept=last.links.take(world) if last is not None else None,
         )
     return sockets, wire_keys
 

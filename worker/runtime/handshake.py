@@ -5,9 +5,15 @@
                                                    <- nonce + HMAC("welcome", greeting, nonce)
     HMAC("confirm", greeting, nonce)               ->
 
+    a connection that served the last world: both sides begin at the same time
+    marker + nonce + HMAC("resume", marker, nonce) -> <- marker + nonce + HMAC("resume", marker, nonce)
+    HMAC("resumed", both nonces)                   ->
+
 Every message has a fixed size, so nothing is parsed that is not proven: the listening side answers nothing at all to
 who cannot make the first HMAC, and a replayed greeting fails at the third message because the nonce is fresh. The words
-keep one message from being used as another. Pure: bytes in, bytes out; the sockets are in mesh.py.
+keep one message from being used as another. On a connection that is kept, bytes of the last world may come first, in
+both directions: so each side says where the new world begins, with a marker that only its members can make. Pure: bytes
+in, bytes out; the sockets are in mesh.py.
 """
 
 from __future__ import annotations
@@ -23,6 +29,7 @@ MAGIC = b"HVDMESH\0"
 VERSION = 1
 
 _GREETING = struct.Struct("!8sIQIII32s")
+_RESUMED = struct.Struct("!QII")  # epoch, sender, receiver
 _NONCE_BYTES = 32
 _PROOF_BYTES = hashlib.sha256().digest_size
 GREETING_BYTES = _GREETING.size + _PROOF_BYTES
@@ -133,3 +140,43 @@ class Listening(Handshake):
         self.greeting = Greeting.unpack(self._packed)
         self.wire_keys = b"".join(reversed(_wire_keys(self._secret, self._packed, self._nonce)))
         self.needs = 0
+
+
+class Resuming(Handshake):
+    """One side of a connection that is kept. What comes before `marker` is of the last world. It is not fed, nor is the
+    marker itself.
+
+    The higher rank is the one that connects. It alone may give up a kept connection that has not ended, because the
+    lower one is not done before it hears that the higher one is.
+    """
+
+    def __init__(self, secret: bytes, epoch: int, own_rank: int, peer: int) -> None:
+        super().__init__()
+        self._secret = secret
+        self._connects = own_rank > peer
+        self._nonce = os.urandom(_NONCE_BYTES)
+        self._both = b""  # nonces, that of the connecting side first
+        mine, self.marker = (
+            _proof(secret, b"marker", _RESUMED.pack(epoch, *ranks)) for ranks in ((own_rank, peer), (peer, own_rank))
+        )
+        self.output = mine + self._nonce + _proof(secret, b"resume", mine, self._nonce)
+        self.needs = WELCOME_BYTES
+
+    def feed(self, data: bytes) -> None:
+        if self._both:
+            if not hmac.compare_digest(data, _proof(self._secret, b"resumed", self._both)):
+                raise StrangerError("it did not prove that it has seen this side's nonce")
+            self.needs = 0
+            return
+        nonce, proof = data[:_NONCE_BYTES], data[_NONCE_BYTES:]
+        if not hmac.compare_digest(proof, _proof(self._secret, b"resume", self.marker, nonce)):
+            raise StrangerError("it did not prove that it belongs to this world")
+        first, second = (self._nonce, nonce) if self._connects else (nonce, self._nonce)
+        keys = _wire_keys(self._secret, first, second)
+        self._both = first + second
+        self.wire_keys = b"".join(keys if self._connects else reversed(keys))
+        if self._connects:
+            self.output += _proof(self._secret, b"resumed", self._both)
+            self.needs = 0
+        else:
+            self.needs = CONFIRM_BYTES

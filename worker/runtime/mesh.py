@@ -1,5 +1,9 @@
 """TCP connections to the peers of a world, to all or to some of them, connected and proven, ready for the engine.
 
+Where a connection to a peer is left from the last world (kept_links.py), it is tried first: both sides throw away what
+comes before the other's marker (handshake.py). When the peer has closed its end, or says nothing, the higher rank
+connects anew. The lower one waits for either, and drops the old connection for a new one.
+
 Listeners are made before the process joins, because their addresses go into the join request. When the world is known,
 the higher rank of each pair connects to the lower one, `connections` times, spread over the lower one's interfaces. One
 thread runs everything with non-blocking sockets and one deadline; an attempt that fails is made again, at the next
@@ -11,28 +15,40 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import EngineCode, WorldCode, coded
 from horovod.base.words import is_out_of_descriptors, reason_of
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.handshake import Connecting, Greeting, Handshake, Listening, StrangerError
+from horovod.worker.runtime.handshake import (
+    Connecting,
+    Greeting,
+    Handshake,
+    Listening,
+    Resuming,
+    StrangerError,
+)
 from horovod.worker.runtime.host import Interface
+from horovod.worker.runtime.kept_links import end
 from horovod.worker.runtime.world import Endpoint, Member, World
 
 log = logging.getLogger(__name__)
 
 ATTEMPT_SECONDS = 3.0  # one address may take this long to connect and prove itself before the next is tried
+KEPT_SECONDS = 5.0  # and a peer to speak on a connection of the last world, for which it must have the new one
 STRANGER_SECONDS = 5.0  # an incoming connection has this long for the whole handshake
 MAX_STRANGERS = 128  # unproven connections at one time, above those that are expected
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
+SEEK_BYTES = 256 << 10  # looked at in one go for a peer's marker
+MAX_DISCARDED_BYTES = 64 << 20  # of the last world: more than the sockets of both sides hold
 CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
 # Connections of a pair, where the setting does not say how many: one through each interface, because another through
 # the same one makes most allreduces slower (docs/adr/0014-connections.md), and no more than this.
@@ -92,6 +108,7 @@ def connect_peers(
     partners: Collection[int] | None = None,
     check: Callable[[], None] = lambda: None,
     wire_keys: dict[int, bytes] | None = None,
+    kept: Mapping[int, socket.socket] | None = None,
 ) -> dict[int, list[int]]:
     """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
 
@@ -99,10 +116,12 @@ def connect_peers(
     `connections` as many as both of a pair have interfaces, which both know from the world. `deadline` is on
     time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
     could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets
-    the keys of each descriptor, which the two of a pair alone know.
+    the keys of each descriptor, which the two of a pair alone know. `kept`: sockets of the last world, by the rank that
+    each leads to; they are owned here.
     """
     assembly = _Assembly(world, listeners, connections, partners)
     try:
+        assembly.resume(kept or {})
         return assembly.run(deadline, check, {} if wire_keys is None else wire_keys)
     finally:
         assembly.close()
@@ -121,6 +140,7 @@ class _Slot:
     link: _Link | None = None  # the attempt under way
     proven: socket.socket | None = None
     wire_keys: bytes = field(default=b"", repr=False)  # of `proven`
+    is_resumed: bool = False  # `proven` is of the last world
 
 
 @dataclass(eq=False)
@@ -135,6 +155,9 @@ class _Link:
     connected: bool = True
     outgoing: bytes = b""
     incoming: bytes = b""
+    is_kept: bool = False
+    marker: bytes = b""  # of a kept one, until it has been found; `incoming` is then the end of what came before
+    discarded_bytes: int = 0
 
 
 def _automatic_connections(one: Member, other: Member) -> int:
@@ -172,6 +195,21 @@ class _Assembly:
         for listener in listeners.sockets:
             self._selector.register(listener, selectors.EVENT_READ, None)
 
+    def resume(self, kept: Mapping[int, socket.socket]) -> None:
+        """Tries these first. Engines keep only what is the one connection of a pair."""
+        now = time.monotonic()
+        for rank, sock in kept.items():
+            slot = self._slots.get((rank, 0))
+            if slot is None or (rank, 1) in self._slots:
+                end(sock)
+                continue
+            handshake = Resuming(self._world.secret, self._world.epoch, self._world.rank, rank)
+            # Only one of the two gives up: the lower rank goes on for as long as it would wait for a new connection.
+            expires = now + KEPT_SECONDS if slot.endpoints else math.inf
+            slot.link = _Link(sock, handshake, expires, slot, is_kept=True, marker=handshake.marker)
+            slot.link.outgoing = handshake.take_output()
+            self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, slot.link)
+
     def run(self, deadline: float, check: Callable[[], None], wire_keys: dict[int, bytes]) -> dict[int, list[int]]:
         for (rank, _), slot in self._slots.items():
             if rank < self._world.rank and not slot.endpoints:
@@ -201,6 +239,8 @@ class _Assembly:
             slot.proven = None
             peers.setdefault(rank, []).append(descriptor)
             wire_keys[descriptor] = slot.wire_keys
+        if resumed := sum(slot.is_resumed for slot in self._slots.values()):
+            log.info("%d of %d connections to peers are those of the last world.", resumed, len(self._slots))
         return peers
 
     def close(self) -> None:
@@ -301,7 +341,9 @@ class _Assembly:
     # -- the handshake ---------------------------------------------------------------------------------------------
     def _progress(self, link: _Link) -> None:
         try:
-            if not link.connected:
+            if link.marker:
+                self._resume(link)
+            elif not link.connected:
                 code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code:
                     raise OSError(code, os.strerror(code))
@@ -317,6 +359,34 @@ class _Assembly:
             self._drop(link, str(error))
         except OSError as error:
             self._drop(link, error.strerror or str(error))
+
+    def _resume(self, link: _Link) -> None:
+        # Both at the same time: the peer takes what is sent only while it reads, as this side does.
+        with contextlib.suppress(BlockingIOError):
+            link.outgoing = link.outgoing[link.sock.send(link.outgoing) :] if link.outgoing else b""
+        with contextlib.suppress(BlockingIOError):
+            self._seek(link)
+        if link.marker:
+            writes = selectors.EVENT_WRITE if link.outgoing else 0
+            self._selector.modify(link.sock, selectors.EVENT_READ | writes, link)
+        else:
+            self._push(link)
+
+    def _seek(self, link: _Link) -> None:
+        """Throws away what comes before the peer's marker, and takes nothing that comes behind it."""
+        ahead = link.sock.recv(SEEK_BYTES, socket.MSG_PEEK)
+        if not ahead:
+            raise StrangerError("the peer has closed it")
+        at = (link.incoming + ahead).find(link.marker)
+        size = len(ahead) if at < 0 else at + len(link.marker) - len(link.incoming)
+        seen = link.incoming + link.sock.recv(size)
+        link.discarded_bytes += size
+        if seen.endswith(link.marker):
+            link.incoming = link.marker = b""
+        elif link.discarded_bytes > MAX_DISCARDED_BYTES and link.expires < math.inf:
+            raise StrangerError(f"{link.discarded_bytes} bytes came, and not the marker of this world")
+        else:
+            link.incoming = seen[1 - len(link.marker) :]
 
     def _pull(self, link: _Link) -> None:
         # Never more than the handshake needs: what comes after it belongs to the engine.
@@ -350,18 +420,23 @@ class _Assembly:
             slot = self._slots[link.handshake.greeting.sender, link.handshake.greeting.index]
             self._inbound.pop(link)
         self._selector.unregister(link.sock)
+        if slot.link is not None and slot.link is not link:
+            self._drop(slot.link, "the peer has connected anew")
         slot.link = None
         link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if slot.proven is not None:
             # The peer connects once more because it saw the first connection fail.
             slot.proven.close()
-        slot.proven, slot.wire_keys = link.sock, link.handshake.wire_keys
+        slot.proven, slot.wire_keys, slot.is_resumed = link.sock, link.handshake.wire_keys, link.is_kept
 
     def _drop(self, link: _Link, reason: str) -> None:
         if link.slot is None:
             with contextlib.suppress(OSError):
                 log.debug("A connection from %s was dropped: %s.", link.sock.getpeername(), reason)
             self._inbound.pop(link)
+        elif link.is_kept:
+            log.debug("The connection of the last world to rank %d is not used: %s.", link.slot.rank, reason)
+            link.slot.link = None
         else:
             assert link.endpoint is not None
             link.slot.problems[link.endpoint] = reason

@@ -74,6 +74,7 @@ def engine_options(settings: Settings) -> dict[str, int]:
     options = {row.engine: int(getattr(settings, row.name) * row.engine_scale) for row in SETTINGS if row.engine}
     options |= gpu_operations(settings)
     options["nccl_streams"] = max(1, settings.num_nccl_streams)
+    options["keeps_connections"] = int(settings.min_size is not None)
     options["wire"] = WIRE_MODES.index(settings.wire)
     options["gloo"] = int(settings.cpu_operations == "gloo")
     if options["gloo"] and settings.gloo_timeout_seconds:

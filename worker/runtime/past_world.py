@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from horovod.base.proofs import rejoin_proof
 from horovod.protos.v1 import membership_pb2
+from horovod.worker.runtime.kept_links import KeptLinks
 from horovod.worker.runtime.world import World
 
 
@@ -27,9 +28,11 @@ class PastWorld:
 
 @dataclass
 class LastWorld:
-    """Of one process, or of one thread that stands for one. Written when a world stands, read before the next."""
+    """Of one process, or of one thread that stands for one. Written when a world stands, read before the next; the
+    links when a world ends."""
 
     world: PastWorld | None = None
+    links: KeptLinks = field(default_factory=KeptLinks)  # none but between two worlds
 
     def remember(self, coordinator: str, world: World) -> None:
         self.world = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)
