@@ -107,9 +107,7 @@ class Communicator final : private Driver::Work {
   Status close(const std::string& farewell,
                const std::string& why = coded(error_code::shut_down, "Horovod has been shut down."));
   // After close(), where that has not failed: Mesh::hand_over().
-  std::vector<KeptSocket> hand_over(bool keep) {
-    return mesh_ ? mesh_->hand_over(keep) : std::vector<KeptSocket>();
-  }
+  std::vector<KeptSocket> hand_over(bool keep) { return mesh_ ? mesh_->hand_over(keep) : std::vector<KeptSocket>(); }
 
  private:
   // -- Driver::Work

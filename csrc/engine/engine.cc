@@ -133,8 +133,8 @@ Status Engine::add_process_set(ProcessSetSpec spec) {
     made.communicator = std::make_shared<Communicator>(std::move(members), config, abort_, outbox_, *timeline_,
                                                        [this] { tell_abort(); });
     spec.sockets = std::move(by_member);
-    HVD_TRY(attach_to_peers(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec)), config,
-                            epoch_, abort_));
+    HVD_TRY(attach_to_peers(*made.communicator, std::move(labels), std::move(static_cast<Paths&>(spec)), config, epoch_,
+                            abort_));
   }
   const std::shared_ptr<Communicator> communicator = made.communicator;
   Status status;

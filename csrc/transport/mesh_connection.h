@@ -143,8 +143,8 @@ class Connection {
   Identity identity_;
   std::unique_ptr<SealedStream> sealed_;
 
-  // Sending. mutex_ guards control_, frame_started_, next_control_, output_ended_ and the right to call sendmsg or sealed_'s. The rest
-  // belongs to the driver, which changes it with mutex_ held.
+  // Sending. mutex_ guards control_, frame_started_, next_control_, output_ended_ and the right to call sendmsg or
+  // sealed_'s. The rest belongs to the driver, which changes it with mutex_ held.
   std::mutex mutex_;
   std::deque<std::string> control_;  // whole frames, or the rest of a dropped data frame and then whole frames
   size_t control_sent_ = 0;          // bytes of the first one

@@ -62,8 +62,8 @@ class SocketMesh final : public Mesh {
     wire::Connection* connection;
   };
 
-  // Only the first connection to a peer carries control frames, so one that is alone has had the last word of both sides
-  // when it has theirs.
+  // Only the first connection to a peer carries control frames, so one that is alone has had the last word of both
+  // sides when it has theirs.
   bool stays_open(const SocketPeer& peer) const { return config_.keeps_connections && peer.connections.size() == 1; }
   Status alive() const;
   Status fail(Status status);

@@ -345,7 +345,8 @@ void test_connections_that_are_kept() {
     CHECK_OK(world[0].start({&send, 1}, {}, flight));  // more than the socket takes
     world[1].announce_end(ControlKind::abort, "the reason");
     CHECK(contains(wait_for_news(world[0]).message(), "the reason"));
-    world[0].announce_end(ControlKind::abort, "the reason");  // in the middle of the frame, which the peer needs no more
+    world[0].announce_end(ControlKind::abort,
+                          "the reason");  // in the middle of the frame, which the peer needs no more
     std::vector<KeptSocket> one = world[0].hand_over(true), other = world[1].hand_over(true);
     CHECK(one.size() == 1 && one[0].peer == 1 && other.size() == 1 && other[0].peer == 0);
     world[0].announce_end(ControlKind::abort, "too late");  // news of the coordinator may still come to the engine

@@ -49,4 +49,7 @@ def test_a_world_grows_again(plane: str, tmp_path: Path) -> None:
     assert [outcome.text for outcome in outcomes] == [""] * SIZE
     for rank, outcome in enumerate(outcomes):
         assert [size for _, size in outcome.value["worlds"]] == ([SIZE] if rank == 1 else [SIZE, SIZE - 1, SIZE])
+        if rank != 1:
+            first, fewer, again = outcome.value["connections"]
+            assert bool(first & fewer & again) == (plane != "two-connections")
         _assert_trained_as_one(outcome.value)
