@@ -45,8 +45,8 @@ SIGNATURES = {
     "synchronize": "handle",
     "barrier": G,
     "join": "device=-1",
-    "broadcast_parameters": "params, root_rank",
-    "broadcast_optimizer_state": "optimizer, root_rank, model=None",
+    "broadcast_parameters": f"params, root_rank, {G}",
+    "broadcast_optimizer_state": f"optimizer, root_rank, model=None, {G}",
     "broadcast_object": f"obj, root_rank=0, name=None, {G}",
     "allgather_object": f"obj, name=None, {G}",  # process_set is our addition
     "DistributedOptimizer": (

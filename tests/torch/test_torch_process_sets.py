@@ -100,6 +100,11 @@ def _operations(ranks: list[int]) -> Any:
             hvd.allgather_object(hvd.rank(), process_set=chosen),
         ]
         hvd.barrier(process_set=chosen)
+        weight = torch.full((2,), float(hvd.rank()), requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=1.0 + hvd.rank())
+        hvd.broadcast_parameters([weight], root, process_set=chosen)
+        hvd.broadcast_optimizer_state(optimizer, root, process_set=chosen)
+        assert (weight.tolist(), optimizer.param_groups[0]["lr"]) == ([float(root)] * 2, 1.0 + root)
     else:
         hvd.allreduce(torch.full((3,), float(hvd.rank())), op=hvd.Sum, name="x")
         tensor = torch.ones(2)

@@ -16,7 +16,7 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.collectives import check_root
-from horovod.common.process_sets import global_process_set
+from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.objects import broadcast_object
 from horovod.torch.parameters import broadcast_tensors
 from horovod.worker.runtime.context import current
@@ -39,7 +39,10 @@ class _Parameter:
 
 
 def broadcast_optimizer_state(
-    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Makes the state and the options of `optimizer` equal to those on rank `root_rank`, on every rank.
 
@@ -53,17 +56,18 @@ def broadcast_optimizer_state(
 
     Args:
         optimizer: built over the same parameters, in the same order, on all ranks.
-        root_rank: the rank whose state counts.
+        root_rank: the rank whose state counts; a global rank of the process set.
         model: accepted for compatibility, not needed.
+        process_set: the ranks that take part.
 
     Raises:
-        ValueError: an LBFGS optimizer, a root that is not a rank, or parameter groups that differ from root's.
+        ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of one rank's own closure calls.
         raise ValueError(coded(TrainingCode.UNSUPPORTED_OPTIMIZER, "cannot broadcast torch.optim.LBFGS state"))
-    check_root(root_rank, global_process_set)
+    check_root(root_rank, process_set)
     is_root = current().world.rank == root_rank
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     index_of = {parameter: index for index, parameter in enumerate(parameters)}
@@ -76,9 +80,9 @@ def broadcast_optimizer_state(
             device = key.device if isinstance(key, torch.Tensor) else None
             place = _Parameter(index_of[key]) if key in index_of else key
             states.append((place, _describe(value, device, tensors)))
-        broadcast_object((groups, states), root_rank, "broadcast_optimizer_state")
+        broadcast_object((groups, states), root_rank, "broadcast_optimizer_state", process_set)
     else:
-        groups, states = broadcast_object(None, root_rank, "broadcast_optimizer_state")  # type: ignore[misc]
+        groups, states = broadcast_object(None, root_rank, "broadcast_optimizer_state", process_set)  # type: ignore[misc]
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         if sizes != [count for count, _ in groups]:
             raise ValueError(
@@ -97,7 +101,8 @@ def broadcast_optimizer_state(
             owner = parameters[place.index] if isinstance(place, _Parameter) else place
             device = owner.device if isinstance(owner, torch.Tensor) else torch.device("cpu")
             optimizer.state[owner] = _rebuild(description, known.get(owner), device, tensors)
-    broadcast_tensors(((f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors)), root_rank)
+    named = ((f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors))
+    broadcast_tensors(named, root_rank, process_set)
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

@@ -9,13 +9,16 @@ import torch
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.ops.handles import AnyHandle
+from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
 from horovod.torch.tensors import device_obstacle
 
 
 def broadcast_parameters(
-    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor], root_rank: int
+    params: Mapping[str, Any] | Iterable[tuple[str, torch.Tensor]] | Iterable[torch.Tensor],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
 ) -> None:
     """Overwrites tensors in place with their values on rank `root_rank`.
 
@@ -28,22 +31,26 @@ def broadcast_parameters(
     Args:
         params: `model.state_dict()` (sent in sorted key order), `model.named_parameters()`, or tensors in the same
             order on every rank; dense, of the dtypes of `broadcast`, of the same shapes and dtypes on all ranks.
-        root_rank: the rank whose values count.
+        root_rank: the rank whose values count; a global rank of the process set.
+        process_set: the ranks that take part.
 
     Raises:
-        ValueError: params of another kind, or an entry that is not a tensor or can't be sent; the message names it.
+        ValueError: params of another kind, an entry that is not a tensor or can't be sent (the message names it), a bad
+            root or process set.
         HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost.
     """
-    broadcast_tensors(_named(params), root_rank)
+    broadcast_tensors(_named(params), root_rank, process_set)
 
 
-def broadcast_tensors(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
+def broadcast_tensors(
+    named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
     """Starts all broadcasts, then waits for all: they travel together."""
     pending: list[tuple[AnyHandle, torch.Tensor, torch.Tensor]] = []
     for name, tensor in named:
         # A dense tensor in another memory order (channels_last) travels as a contiguous copy.
         travelling = tensor.detach().contiguous()
-        pending.append((broadcast_async_(travelling, root_rank, name), travelling, tensor))
+        pending.append((broadcast_async_(travelling, root_rank, name, process_set), travelling, tensor))
     with torch.no_grad():
         for handle, travelling, tensor in pending:
             synchronize(handle)
