@@ -73,7 +73,7 @@ class MXNetState(ObjectState):
     def sync(self) -> None:
         self._choose_source(allgather_object, self._parameters)
         is_source = rank() == self._source
-        values = broadcast_object(self._values() if is_source else None, self._source, "elastic.values")
+        values: Any = broadcast_object(self._values() if is_source else None, self._source, "elastic.values")
         if not is_source:
             self._assign(values)
         super().sync()

@@ -18,7 +18,9 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 T = TypeVar("T")
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Overwrites parameters in place with their values on rank `root_rank`. Call it before training. Example:
 
         >>> hvd.broadcast_parameters(model.collect_params(), root_rank=0)
@@ -28,8 +30,9 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     Args:
         params: a ParameterDict or a dict of parameters or arrays, as `model.collect_params()` and
             `module.get_params()` return them; of the same names, shapes and dtypes on all ranks.
-        root_rank: the rank whose values count.
+        root_rank: the rank whose values count; a global rank of the process set.
         prefix: of the names on the wire; give two models that are broadcast at once different ones.
+        process_set: the ranks that take part.
 
     Raises:
         ValueError: params of another kind, or an array that can't be sent.
@@ -51,15 +54,15 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
             try:
                 arrays = value.list_data()
             except DeferredInitializationError:
-                _broadcast_when_made(value, root_rank, name)
+                _broadcast_when_made(value, root_rank, name, process_set)
                 continue
-        handles += _started(arrays, root_rank, name)
+        handles += _started(arrays, root_rank, name, process_set)
     _wait(handles)
 
 
-def _started(arrays: list[Any], root_rank: int, name: str) -> list[Any]:
+def _started(arrays: list[Any], root_rank: int, name: str, process_set: ProcessSet) -> list[Any]:
     return [
-        COLLECTIVES.broadcast_async_(array, root_rank, name if place == 0 else f"{name}.{place}", global_process_set)
+        COLLECTIVES.broadcast_async_(array, root_rank, name if place == 0 else f"{name}.{place}", process_set)
         for place, array in enumerate(arrays)
     ]
 
@@ -69,14 +72,14 @@ def _wait(handles: list[Any]) -> None:
         synchronize(handle, MXNetFramework.current_stream)
 
 
-def _broadcast_when_made(parameter: Any, root_rank: int, name: str) -> None:
+def _broadcast_when_made(parameter: Any, root_rank: int, name: str, process_set: ProcessSet) -> None:
     """MXNet calls `_init_impl` with the first values of a parameter, when it knows the shape."""
 
     def init_and_broadcast(*arguments: Any, **options: Any) -> None:
         del parameter._init_impl  # the class's own is there again
         parameter._init_impl(*arguments, **options)
         with mx.autograd.pause():
-            _wait(_started(parameter.list_data(), root_rank, name))
+            _wait(_started(parameter.list_data(), root_rank, name, process_set))
 
     parameter._init_impl = init_and_broadcast
 

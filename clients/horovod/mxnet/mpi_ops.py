@@ -14,6 +14,7 @@ Arguments that several functions have:
                  floating-point arrays in the global process set
     name         matches the call across ranks; without one, calls match by their order
     priority     accepted without effect, since calls run at once
+    compression  how the array travels, for example hvd.Compression.fp16
     process_set  the ranks that take part
 
 All raise ValueError or NotImplementedError for an array that can't be sent and for a wrong argument, and
@@ -22,6 +23,7 @@ HorovodInternalError where the ranks do not agree (the message says in what) or 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,9 +31,11 @@ import mxnet as mx
 
 from horovod.common.basics import Average
 from horovod.common.ops import collectives
+from horovod.common.ops.compression import compressed, compressed_group
 from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet.arrays import COLLECTIVES, counts
+from horovod.mxnet.compression import Compression, Compressor
 
 __all__ = [
     "allgather",
@@ -59,6 +63,7 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
+    compression: type[Compressor] = Compression.none,
 ) -> Any:
     """The reduction of `tensor` over all ranks, as a new array. Example, on ranks 0 and 1:
 
@@ -66,7 +71,8 @@ def allreduce(
     array([1. , 0.5], dtype=float32)
     """
     op = reduce_op(op, average)
-    return COLLECTIVES.allreduce(tensor, op, name, prescale_factor, postscale_factor, process_set)
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensor, COLLECTIVES.allreduce, *arguments)
 
 
 def allreduce_(
@@ -98,6 +104,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
+    compression: type[Compressor] = Compression.none,
 ) -> list[Any]:
     """`allreduce` of several arrays as one operation: none is reduced before all are ready on all ranks.
 
@@ -107,8 +114,9 @@ def grouped_allreduce(
     [array([2.], dtype=float32), array([2., 2.], dtype=float32)]
     """
     op = reduce_op(op, average)
-    arguments = (tensors, False, op, name, prescale_factor, postscale_factor, process_set)
-    return list(COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments))
+    arguments = (False, op, name, prescale_factor, postscale_factor, process_set)
+    start = functools.partial(COLLECTIVES.wait, COLLECTIVES.start_allreduces)
+    return compressed_group(compression, tensors, start, *arguments)
 
 
 def grouped_allreduce_(
@@ -215,6 +223,7 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: type[Compressor] = Compression.none,
 ) -> Any:
     """The reduction of `tensor` over all ranks, by hvd.Average or hvd.Sum, of which each rank gets its share of rows.
 
@@ -223,7 +232,8 @@ def reducescatter(
     >>> hvd.reducescatter(mx.nd.array([1, 2]), op=hvd.Sum).asnumpy()
     array([2.], dtype=float32)  # on rank 0; array([4.], dtype=float32) on rank 1
     """
-    return COLLECTIVES.reducescatter(tensor, op, name, prescale_factor, postscale_factor, process_set)
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    return compressed(compression, tensor, COLLECTIVES.reducescatter, *arguments)
 
 
 def grouped_reducescatter(
@@ -234,14 +244,16 @@ def grouped_reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    compression: type[Compressor] = Compression.none,
 ) -> list[Any]:
     """`reducescatter` of several arrays as one operation; new arrays in the order given.
 
     >>> [one.shape for one in hvd.grouped_reducescatter([mx.nd.ones(2), mx.nd.ones((4, 3))])]
     [(1,), (2, 3)]
     """
-    arguments = (tensors, op, name, prescale_factor, postscale_factor, process_set)
-    return list(COLLECTIVES.wait(COLLECTIVES.start_reducescatters, *arguments))
+    arguments = (op, name, prescale_factor, postscale_factor, process_set)
+    start = functools.partial(COLLECTIVES.wait, COLLECTIVES.start_reducescatters)
+    return compressed_group(compression, tensors, start, *arguments)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -40,6 +40,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         prefix: of the names on the wire.
         num_groups: in how many operations the gradients are sent; 0: each in one of its own, all at once.
         process_set: the ranks that take part; others make steps with their own gradients.
+        op: hvd.Average, hvd.Sum or hvd.Adasum, which is taken of the gradients.
 
     Raises:
         ValueError: arguments that contradict each other, or a parameter on several devices, or on a GPU.
@@ -56,6 +57,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         prefix: str | None = None,
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
+        op: int = Average,
     ) -> None:
         if isinstance(optimizer, DistributedOptimizer):
             warnings.warn(
@@ -64,7 +66,7 @@ class DistributedTrainer(mx.gluon.Trainer):
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer
-        self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set)
+        self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
 
@@ -97,7 +99,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
     Args:
         optimizer: an mx.optimizer.Optimizer. Its attributes are those of this one.
-        gradient_predivide_factor, process_set: as for `DistributedTrainer`.
+        gradient_predivide_factor, process_set, op: as for `DistributedTrainer`.
         num_groups: in how many operations gradients are sent that MXNet updates in one call.
 
     Raises what `DistributedTrainer` does.
@@ -109,9 +111,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         gradient_predivide_factor: float = 1.0,
         num_groups: int = 0,
         process_set: ProcessSet = global_process_set,
+        op: int = Average,
     ) -> None:
         self._optimizer = optimizer
-        self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set)
+        self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set, op)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # while it is unpickled
@@ -158,12 +161,12 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer.set_wd_mult(args_wd_mult)
 
 
-def _reduction(compression: Any, predivide: float, num_groups: int, process_set: ProcessSet) -> Reduction:
+def _reduction(compression: Any, predivide: float, num_groups: int, process_set: ProcessSet, op: int) -> Reduction:
     if not isinstance(num_groups, int) or isinstance(num_groups, bool) or num_groups < 0:
         raise ValueError(
             coded(TrainingCode.INVALID_GROUPS, f"num_groups must be a number of groups, or 0, not {num_groups!r}.")
         )
-    return Reduction(compression, Average, predivide, num_groups, process_set)
+    return Reduction(compression, op, predivide, num_groups, process_set)
 
 
 def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: Sequence[Any]) -> None:

@@ -86,6 +86,15 @@ def _values() -> None:
     for op, expected in ((hvd.Min, [2, 4]), (hvd.Max, [3, 4]), (hvd.Product, [6, 16])):
         assert hvd.allreduce(mine, op=op).asnumpy().tolist() == expected
     assert hvd.allreduce(mine, op=hvd.Sum, prescale_factor=3, postscale_factor=0.5).asnumpy().tolist() == [7.5, 12]
+    third = hvd.allreduce(mx.nd.full(2, 1 / 3), compression=hvd.Compression.fp16)
+    assert third.dtype == np.float32
+    assert (abs(third - 1 / 3) < 1e-3).asnumpy().all()
+    assert not (third == 1 / 3).asnumpy().any()
+    halves = hvd.grouped_reducescatter([mine, mx.nd.ones(2, dtype="int32")], compression=hvd.Compression.fp16)
+    assert [(one.dtype, one.asnumpy().tolist()) for one in halves] == [
+        (np.float32, [[2.5], [4]][rank]),
+        (np.int32, [1]),
+    ]
     assert hvd.allreduce(mine, op=hvd.Adasum).shape == (2,)
     group = [mx.nd.ones(2), mx.nd.array([rank], dtype="int32"), mx.nd.ones(1)]
     reduced = hvd.grouped_allreduce(group, op=hvd.Sum, name="group")

@@ -164,6 +164,11 @@ def _a_set_of_one() -> None:
         loss.backward()
         trainer.step(1)
         assert param.data().asnumpy().tolist() == [-1.0 - hvd.rank()] * 2
+        if alone.included():
+            hvd.broadcast_parameters({"weight": param}, root_rank=0, process_set=alone)
+        else:
+            with pytest.raises(ValueError, match=ends_with(OperationCode.NOT_IN_SET)):
+                hvd.broadcast_parameters({"weight": param}, root_rank=0, process_set=alone)
     finally:
         hvd.remove_process_set(alone)
 
