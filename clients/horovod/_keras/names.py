@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from horovod._keras.api import PartialDistributedOptimizer, allgather, allreduce, broadcast, reducescatter
+from horovod._keras.api import (
+    PartialDistributedOptimizer,
+    allgather,
+    allgather_object,
+    allreduce,
+    barrier,
+    broadcast,
+    broadcast_object,
+    reducescatter,
+)
 from horovod.common.basics import (
     Adasum,
     Average,
+    Max,
+    Min,
+    Product,
+    ReduceOp,
     Sum,
     ccl_built,
     cross_rank,
@@ -15,6 +28,7 @@ from horovod.common.basics import (
     gloo_built,
     gloo_enabled,
     init,
+    is_homogeneous,
     is_initialized,
     local_rank,
     local_size,
@@ -34,13 +48,20 @@ from horovod.common.process_sets import ProcessSet, add_process_set, global_proc
 __all__ = [
     "Adasum",
     "Average",
+    "Max",
+    "Min",
     "PartialDistributedOptimizer",
     "ProcessSet",
+    "Product",
+    "ReduceOp",
     "Sum",
     "add_process_set",
     "allgather",
+    "allgather_object",
     "allreduce",
+    "barrier",
     "broadcast",
+    "broadcast_object",
     "ccl_built",
     "cross_rank",
     "cross_size",
@@ -50,6 +71,7 @@ __all__ = [
     "gloo_built",
     "gloo_enabled",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",

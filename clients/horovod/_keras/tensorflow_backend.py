@@ -20,6 +20,7 @@ __all__ = [
     "agreed",
     "allgather",
     "allreduce",
+    "barrier",
     "broadcast",
     "broadcast_variables",
     "no_compression",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 Compression = hvd.Compression
+barrier = hvd.barrier
 no_compression = Compression.none
 
 

@@ -14,6 +14,7 @@ from horovod.common.gradients import Reduction, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 Compression = hvd.Compression
+barrier = hvd.barrier
 no_compression = Compression.none
 
 

@@ -22,12 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod.common.basics import join_again, rank
-from horovod.common.elastic import ObjectState, run_fn
+from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
 from horovod.common.process_sets import global_process_set
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_tree, is_array
 from horovod.jax.waiting import end_compiled_calls, lost_ranks
 
-__all__ = ["JaxState", "run"]
+__all__ = ["JaxState", "leave_at_next_commit", "run"]
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

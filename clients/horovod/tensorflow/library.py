@@ -6,9 +6,10 @@ API for kernels (docs/adr/0048).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -87,6 +88,16 @@ def tensorflow_code(error: Exception) -> int:
         no_world = code_of(error) in (TrainingCode.NOT_INITIALIZED, EngineCode.FORKED_CHILD)
         return int(codes.FAILED_PRECONDITION if no_world else codes.INVALID_ARGUMENT)
     return int(codes.UNKNOWN if isinstance(error, HorovodInternalError) else codes.CANCELLED)
+
+
+@contextlib.contextmanager
+def raised_as_tensorflow_does(operation: str) -> Iterator[None]:
+    """Around what runs outside of an operation: its errors are those that the operation would have raised."""
+    try:
+        yield
+    except Exception as error:
+        of_tensorflow = tf.compat.v1.errors.exception_type_from_error_code(tensorflow_code(error))
+        raise of_tensorflow(None, None, f"{error} [Op:{operation}]") from None
 
 
 def _answer(question: int, process_set_id: int) -> tuple[int, int, str]:

@@ -25,6 +25,9 @@ SIGNATURES = {
     "broadcast": "value, root_rank, name=None",
     "broadcast_global_variables": "root_rank",
     "reducescatter": "value, name=None, op=Average",
+    "barrier": "process_set=gps",
+    "broadcast_object": "obj, root_rank=0, name=None, process_set=gps",
+    "allgather_object": "obj, name=None, process_set=gps",
     "load_model": "filepath, custom_optimizers=None, custom_objects=None, compression=None, legacy_opts=False",
 }
 SCHEDULE = "momentum_correction=True, steps_per_epoch=None"
@@ -84,6 +87,20 @@ def _contract() -> None:
             assert sorted(signatures) == sorted(place.__all__) or place is module
         assert set(SIGNATURES) < set(module.__all__)
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def _what_every_framework_has() -> None:
+    import horovod.keras as hvd
+
+    hvd.barrier()
+    assert hvd.allgather_object("x" * hvd.rank()) == ["", "x"]
+    assert hvd.broadcast_object({"of": hvd.rank()}, root_rank=1) == {"of": 1}
+    assert float(hvd.allreduce(float(hvd.rank()), op=hvd.Max)) == 1.0
+    assert hvd.is_homogeneous()
+
+
+def test_what_every_framework_has(tf_pair: World) -> None:
+    tf_pair.run(_what_every_framework_has)
 
 
 def test_names_signatures_and_docstrings(tf_pair: World) -> None:

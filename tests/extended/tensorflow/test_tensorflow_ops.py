@@ -175,6 +175,29 @@ def test_join(tf_pair: World) -> None:
     assert tf_pair.run(_join) == [1, 1]
 
 
+def _barrier() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    hvd.barrier()
+    alone = hvd.add_process_set([0])
+    try:
+        if hvd.rank() == 0:
+            hvd.barrier(alone)
+        else:
+            with pytest.raises(tf.errors.InvalidArgumentError, match=ends_with(OperationCode.NOT_IN_SET)):
+                hvd.barrier(process_set=alone)
+    finally:
+        hvd.remove_process_set(alone)
+    with pytest.raises(NotImplementedError, match=ends_with(OperationCode.NOT_COMPILABLE)):
+        tf.function(hvd.barrier)()
+
+
+def test_barrier(tf_pair: World) -> None:
+    tf_pair.run(_barrier)
+
+
 def _objects_and_variables() -> None:
     import tensorflow as tf
 

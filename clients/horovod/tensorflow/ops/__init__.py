@@ -5,6 +5,7 @@ from horovod.tensorflow.ops import vectorized as _rules  # noqa: F401  (for tf.v
 from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
 from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce
 from horovod.tensorflow.ops.alltoall import alltoall
+from horovod.tensorflow.ops.barrier import barrier
 from horovod.tensorflow.ops.broadcast import broadcast, broadcast_
 from horovod.tensorflow.ops.join import join
 from horovod.tensorflow.ops.reducescatter import grouped_reducescatter, reducescatter
@@ -14,6 +15,7 @@ __all__ = [
     "allgather",
     "allreduce",
     "alltoall",
+    "barrier",
     "broadcast",
     "broadcast_",
     "grouped_allgather",
@@ -32,6 +34,7 @@ as_it_is(
     allgather,
     allreduce,
     alltoall,
+    barrier,
     broadcast,
     broadcast_,
     grouped_allgather,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from horovod.common.ops import collectives
-from horovod.tensorflow.library import OPS, tensorflow_code
+from horovod.tensorflow.library import OPS, raised_as_tensorflow_does
 
 
 def join() -> tf.Tensor:
@@ -25,8 +25,5 @@ def join() -> tf.Tensor:
     """
     if not tf.executing_eagerly():
         return OPS.horovod_join()
-    try:
+    with raised_as_tensorflow_does("HorovodJoin"):
         return tf.constant(collectives.join(-1))  # TensorFlow's wait for a node would keep signals from the main thread
-    except Exception as error:
-        of_tensorflow = tf.errors.exception_type_from_error_code(tensorflow_code(error))
-        raise of_tensorflow(None, None, f"{error} [Op:HorovodJoin]") from None
