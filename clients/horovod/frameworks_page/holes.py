@@ -1,9 +1,177 @@
-"""What a framework has under another name, and why it has not what others have."""
+"""What a framework has under another name, and why it has not what others have.
+
+A name is that of the framework's module. An option is written `name(option)`. Patterns are those of fnmatch; the first
+one that has a reason for the framework counts.
+"""
 
 from __future__ import annotations
 
-# Public, and not in __all__.
-MORE = {"TensorFlow": ["SyncBatchNormalization"], "PyTorch": ["mpi_ops.is_homogeneous"]}
-INSTEAD: dict[str, dict[str, tuple[str, ...]]] = {}
-AS_THE_BACKEND = {("Compression", "Keras")}
-REASONS: dict[str, dict[str, str]] = {}
+from typing import Final
+
+# Public names that are not in __all__.
+MORE: Final = {"TensorFlow": ["SyncBatchNormalization"], "PyTorch": ["mpi_ops.is_homogeneous"]}
+
+# What stands for a name in a framework; the name itself too, where it is there.
+INSTEAD: Final[dict[str, dict[str, tuple[str, ...]]]] = {
+    "broadcast_parameters": {
+        "TensorFlow": ("broadcast_variables", "broadcast_global_variables", "BroadcastGlobalVariablesHook"),
+        "Keras": ("callbacks.BroadcastGlobalVariablesCallback", "broadcast_global_variables"),
+    },
+    "broadcast_optimizer_state": {
+        "TensorFlow": ("broadcast_variables",),
+        "Keras": ("callbacks.BroadcastGlobalVariablesCallback",),
+    },
+    "broadcast_": {"Keras": ("callbacks.BroadcastGlobalVariablesCallback",)},
+    "broadcast_object": {"TensorFlow": ("broadcast_object", "broadcast_object_fn")},
+    "is_homogeneous": {"PyTorch": ("mpi_ops.is_homogeneous",)},
+    "sparse_allreduce_async": {"TensorFlow": ("allreduce",)},
+    "DistributedOptimizer": {"MXNet": ("DistributedOptimizer", "DistributedTrainer")},
+    "DistributedGradientTape": {"JAX": ("grad", "value_and_grad")},
+    "PartialDistributedOptimizer": {"TensorFlow": ("PartialDistributedGradientTape",)},
+    "SyncBatchNorm": {"TensorFlow": ("SyncBatchNormalization",)},
+    "elastic.State": {
+        "PyTorch": ("elastic.TorchState",),
+        "TensorFlow": ("elastic.TensorFlowState", "elastic.TensorFlowKerasState"),
+        "Keras": ("elastic.KerasState",),
+        "JAX": ("elastic.JaxState",),
+        "MXNet": ("elastic.MXNetState",),
+    },
+}
+
+# Made at run time from the framework in use, whose values it has.
+AS_THE_BACKEND: Final = {("Compression", "Keras")}
+
+
+def _for(reason: str, *frameworks: str) -> dict[str, str]:
+    return dict.fromkeys(frameworks, reason)
+
+
+_OF_THE_BACKEND: Final = _for(
+    "`horovod.keras` is for Keras's own loop, `fit`. A loop of one's own takes this from the module of the backend "
+    "(`horovod.tensorflow`, `horovod.torch`, `horovod.jax`), which is in the same world.",
+    "Keras",
+)
+_HANDLES: Final = _OF_THE_BACKEND | _for(
+    "The framework runs operations asynchronously by itself, from its graph or its queue; `grouped_*` starts several "
+    "at once.",
+    "TensorFlow",
+    "JAX",
+)
+_IN_PLACE: Final = _OF_THE_BACKEND | {
+    "TensorFlow": "Tensors do not change, and variables are assigned: `variable.assign(hvd.allreduce(variable))`.",
+    "JAX": "Arrays do not change.",
+}
+_OF_GRAPHS: Final = _for(
+    "For graphs of TensorFlow: their names, devices, sessions and locks, and numbers that are read when a graph runs.",
+    "PyTorch",
+    "Keras",
+    "JAX",
+    "MXNet",
+)
+_OF_KERAS: Final = _for("For `fit` and the files of Keras.", "PyTorch", "TensorFlow", "JAX", "MXNet")
+_DENSE: Final = "Gradients are dense in JAX."
+_LOCAL: Final = "Parameters that each rank has for itself get an optimizer of their own, which is not distributed"
+_PASSES: Final = (
+    'MXNet accumulates by itself: with `grad_req="add"`, step after several batches and give `step` the number of all '
+    "their samples."
+)
+
+# A name, or an option as `name(option)`, by patterns of fnmatch; the first that knows the framework counts.
+REASONS: Final[dict[str, dict[str, str]]] = {
+    "sparse_allreduce_async": {
+        "Keras": "The optimizer reduces sparse gradients itself.",
+        "JAX": _DENSE,
+    },
+    "*_async": _HANDLES,
+    "*_async_": _HANDLES,
+    "poll": _HANDLES,
+    "synchronize": _HANDLES,
+    "*allreduce_": _IN_PLACE,
+    "broadcast_": {"JAX": _IN_PLACE["JAX"]},
+    "grouped_*": _OF_THE_BACKEND,
+    "alltoall": _OF_THE_BACKEND,
+    "join": _OF_THE_BACKEND,
+    "*(process_set)": _OF_THE_BACKEND,
+    "reducescatter(*scale_factor)": _OF_THE_BACKEND,
+    "reducescatter(compression)": _OF_THE_BACKEND,
+    "broadcast_optimizer_state": {
+        "MXNet": "The first step makes the state, from zeros, so it is the same on all ranks. What was saved is loaded "
+        "on every rank, or is part of an `elastic.MXNetState`.",
+    },
+    "broadcast_optimizer_state(model)": {
+        "JAX": "PyTorch's state is made from the model when it is empty; an Optax state never is.",
+    },
+    "DistributedGradientTape": _for(
+        "The optimizer reduces the gradients, and nothing else has to be wrapped.", "PyTorch", "Keras", "MXNet"
+    ),
+    "PartialDistributedOptimizer": {
+        "PyTorch": f"{_LOCAL}.",
+        "MXNet": f"{_LOCAL}.",
+        "JAX": f"{_LOCAL}, by `optax.multi_transform`.",
+    },
+    "SyncBatchNorm": {
+        "Keras": "On TensorFlow take `horovod.tensorflow.SyncBatchNormalization`, a layer of Keras. For its other "
+        "backends there is none yet.",
+        "JAX": "JAX has no layers. `hvd.allreduce` is differentiable, and of a layer's sums it is all that is needed.",
+        "MXNet": "Not written.",
+    },
+    "HorovodInternalError": _for(
+        "Operations raise TensorFlow's errors, with Horovod's sentence and its code. The class is in "
+        "`horovod.common.exceptions`.",
+        "TensorFlow",
+        "Keras",
+    ),
+    "check_num_rank_power_of_2": _for(
+        "A name of earlier releases. The function is `horovod.common.util.num_rank_is_power_2`.",
+        "PyTorch",
+        "Keras",
+        "JAX",
+        "MXNet",
+    ),
+    "*_op": _OF_GRAPHS,
+    "load_model": _OF_KERAS,
+    "callbacks.*": _OF_KERAS,
+    "elastic.*Callback": _OF_KERAS,
+    "elastic.ElasticSampler": _for(
+        "A sampler for PyTorch's DataLoader. Elsewhere a callback given to `state.register_reset_callbacks` shares out "
+        "the data anew, by `hvd.rank()` and `hvd.size()`.",
+        "TensorFlow",
+        "Keras",
+        "JAX",
+        "MXNet",
+    ),
+    "*(ignore_name_scope)": _OF_GRAPHS,
+    "*(device_dense)": _OF_GRAPHS,
+    "*(device_sparse)": _OF_GRAPHS,
+    "*(session)": _OF_GRAPHS,
+    "*(use_locking)": _OF_GRAPHS,
+    "DistributedOptimizer(name)": _for(_OF_GRAPHS["JAX"], "PyTorch", "JAX", "MXNet"),
+    "*(priority)": _for("MXNet's own, and without effect there.", "PyTorch", "TensorFlow", "Keras", "JAX"),
+    "join(device)": {"TensorFlow": "The device is that of the operation."},
+    "Compression(bf16)": {"MXNet": "MXNet's `astype` knows no bfloat16."},
+    "DistributedOptimizer(average_aggregated_gradients)": {
+        "PyTorch": "Divide the loss by the number of passes, as in PyTorch without Horovod.",
+        "MXNet": _PASSES,
+    },
+    "DistributedOptimizer(backward_passes_per_step)": {"MXNet": _PASSES},
+    "DistributedOptimizer(named_parameters)": _for(
+        "Only PyTorch's parameters do not know their names.", "TensorFlow", "Keras", "JAX", "MXNet"
+    ),
+    "DistributedOptimizer(optimizer_params)": _for(
+        "Of MXNet's trainer, which makes the optimizer.", "PyTorch", "TensorFlow", "Keras", "JAX"
+    ),
+    "*(prefix)": _for(
+        "Names on the wire come from the parameters' names, or are counted.", "PyTorch", "TensorFlow", "Keras", "JAX"
+    ),
+    "DistributedOptimizer(scale_local_gradients)": {
+        "PyTorch": f"{_LOCAL}.",
+        "MXNet": f"{_LOCAL}.",
+        "JAX": f"{_LOCAL}, by `optax.multi_transform`.",
+    },
+    "DistributedOptimizer(sparse_as_dense)": {
+        "JAX": _DENSE,
+        "MXNet": "A layer decides: `sparse_grad=False` makes its gradient dense.",
+    },
+    "DistributedOptimizer(groups)": {"MXNet": "Named `num_groups` there, as in earlier releases."},
+    "*(num_groups)": {"JAX": "The former name of `groups`."},
+}

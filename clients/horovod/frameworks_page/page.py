@@ -65,44 +65,55 @@ def markdown() -> str:
         if row not in everywhere:
             cells = [_named(framework, row) or reasons.number(framework, row) for framework in FRAMEWORKS]
             lines.append(_line(f"`{row}`", cells))
+    found = _options(reasons)
     lines += ["", "## Options", "", "Of names that several frameworks have. `-`: the framework has no such name.", ""]
     lines += _head("option", "of")
-    for option, where, cells in _options(reasons):
-        lines.append(_line(f"`{option}` | {_listed(where)}", cells))
+    for option, where, cells in found:
+        if not _is_shared(cells):
+            lines.append(_line(f"`{option}` | {_listed(where)}", cells))
+    lines += ["", "These options are there in every framework that has the name:", ""]
+    shared = [(name, option) for option, where, cells in found if _is_shared(cells) for name in where]
+    for name in sorted({name for name, _ in shared}, key=rows().index):
+        lines.append(f"* `{name}`: {_listed(option for owner, option in shared if owner == name)}")
     lines += ["", "## Reasons", "", *reasons.lines()]
     reasons.check()
     return "\n".join(lines) + "\n"
 
 
 def _named(framework: str, row: str) -> str:
-    names = instead(framework, row)
-    return "yes" if row in names else ", ".join(f"`{name}`" for name in names)
+    return ", ".join("yes" if name == row else f"`{name}`" for name in instead(framework, row))
+
+
+def _is_shared(cells: Iterable[str]) -> bool:
+    return set(cells) <= {"yes", "-"}
 
 
 def _options(reasons: _Reasons) -> list[tuple[str, list[str], list[str]]]:
     """Option, the names that have it, and the cells, which are the same for all of these names."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for row in rows():
-        has = {framework: _takes(framework, row) for framework in FRAMEWORKS}
-        if sum(bool(instead(framework, row)) for framework in FRAMEWORKS) < 2:
+        has = {framework: _takes(framework, row) for framework in FRAMEWORKS if row in instead(framework, row)}
+        if len(has) < 2:
             continue
-        for option in sorted(set().union(*has.values())):
-            cells = tuple(_option(reasons, framework, row, option, has[framework]) for framework in FRAMEWORKS)
+        optional = {option for taken in has.values() for option, may_be_left_out in taken.items() if may_be_left_out}
+        for option in sorted(optional):
+            cells = tuple(_option(reasons, framework, row, option, has.get(framework)) for framework in FRAMEWORKS)
             found.setdefault((option, cells), []).append(row)
     return [(option, where, list(cells)) for (option, cells), where in sorted(found.items())]
 
 
-def _takes(framework: str, row: str) -> set[str]:
+def _takes(framework: str, row: str) -> dict[str, bool]:
+    """The arguments of all that stands for a row, and whether each may be left out."""
     module = FRAMEWORKS[framework]
-    taken: set[str] = set()
+    taken: dict[str, bool] = {}
     for name in instead(framework, row):
         part, _, short = name.rpartition(".")
-        taken |= set(options(f"{module}.{part}" if part else module, short)) | set(values(module, name))
+        taken |= options(f"{module}.{part}" if part else module, short) | dict.fromkeys(values(module, name), True)
     return taken
 
 
-def _option(reasons: _Reasons, framework: str, row: str, option: str, has: set[str]) -> str:
-    if not instead(framework, row):
+def _option(reasons: _Reasons, framework: str, row: str, option: str, has: dict[str, bool] | None) -> str:
+    if has is None:
         return "-"
     if option in has or (row, framework) in holes.AS_THE_BACKEND:
         return "yes"

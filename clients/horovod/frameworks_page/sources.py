@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parents[1]
@@ -72,13 +71,19 @@ def source(name: str | None) -> Source:
     return Source(name)
 
 
-def options(module: str, name: str) -> list[str]:
-    """The arguments with a default of the function, or of the class's constructor; without those that start with _."""
+def options(module: str, name: str) -> dict[str, bool]:
+    """The arguments of a function or of a class's constructor, and whether each may be left out."""
     definition = source(module).definition(name)
     if isinstance(definition, ast.ClassDef):
         made = (node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         definition = next(made, None)
-    return list(_with_default(definition.args)) if definition is not None else []
+    if definition is None:
+        return {}
+    plain, named = definition.args.args, definition.args.kwonlyargs
+    required = len(plain) - len(definition.args.defaults)
+    return {argument.arg: place >= required for place, argument in enumerate(plain)} | {
+        argument.arg: default is not None for argument, default in zip(named, definition.args.kw_defaults, strict=True)
+    }
 
 
 def values(module: str, name: str) -> list[str]:
@@ -86,12 +91,4 @@ def values(module: str, name: str) -> list[str]:
     definition = source(module).definition(name)
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _with_default(arguments: ast.arguments) -> Iterator[str]:
-    for argument in arguments.args[len(arguments.args) - len(arguments.defaults) :]:
-        yield argument.arg
-    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        if default is not None:
-            yield argument.arg
+    return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]
