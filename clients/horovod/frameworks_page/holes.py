@@ -113,7 +113,6 @@ REASONS: Final[dict[str, dict[str, str]]] = {
         "Keras": "On TensorFlow take `horovod.tensorflow.SyncBatchNormalization`, a layer of Keras. For its other "
         "backends there is none yet.",
         "JAX": "JAX has no layers. `hvd.allreduce` is differentiable, and of a layer's sums it is all that is needed.",
-        "MXNet": "Not written.",
     },
     "HorovodInternalError": _for(
         "Operations raise TensorFlow's errors, with Horovod's sentence and its code. The class is in "

@@ -87,6 +87,7 @@ from horovod.mxnet.mpi_ops import (
     join,
     reducescatter,
 )
+from horovod.mxnet.sync_batch_norm import SyncBatchNorm
 from horovod.mxnet.training import DistributedOptimizer, DistributedTrainer
 
 __all__ = [
@@ -102,6 +103,7 @@ __all__ = [
     "Product",
     "ReduceOp",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_async",

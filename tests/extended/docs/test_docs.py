@@ -22,7 +22,7 @@ MODULES = (
     "horovod.tensorflow.elastic",
     "horovod.tensorflow.data.compute_service",
 )
-MODULES += ("horovod.jax", "horovod.jax.elastic")
+MODULES += ("horovod.jax", "horovod.jax.elastic", "horovod.mxnet", "horovod.mxnet.elastic")
 MODULES += ("horovod.keras", "horovod.keras.callbacks", "horovod.keras.elastic")
 SUBMODULES = {"callbacks", "elastic"}  # which have sections of their own
 

@@ -1,0 +1,99 @@
+"""hvd.SyncBatchNorm: batch normalization with the mean and variance of the batches of all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from horovod.base.errors import OperationCode, coded
+from horovod.common.basics import Sum, is_initialized, size
+from horovod.common.process_sets import global_process_set
+from horovod.mxnet.arrays import COLLECTIVES
+
+
+class SyncBatchNorm(mx.gluon.nn.BatchNorm):
+    """gluon.nn.BatchNorm over the batches of all ranks; their sizes may differ. Example:
+
+        >>> model.add(mx.gluon.nn.Conv2D(8, 3), hvd.SyncBatchNorm(), mx.gluon.nn.Activation("relu"))
+
+    Arguments, parameters and running statistics are those of gluon.nn.BatchNorm. All ranks name the layer alike, and
+    call it once in a forward pass. It is a call of Python, so neither it nor a block around it can be hybridized.
+
+    Raises:
+        NotImplementedError: it is hybridized, in a world of several ranks.
+        HorovodInternalError: a rank was lost. In a backward pass, which MXNet runs later, it is an MXNetError where a
+            gradient is waited for.
+    """
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        if not is_initialized() or size() == 1:
+            return super().forward(x, *args)
+        if isinstance(x, mx.sym.Symbol):
+            raise NotImplementedError(
+                coded(
+                    OperationCode.NOT_COMPILABLE,
+                    f"SyncBatchNorm: {self.name} is hybridized, or a block around it is, and would normalize the batches "
+                    "of each rank alone. Leave out hybridize().",
+                )
+            )
+        if not mx.autograd.is_training() or self._kwargs["use_global_stats"]:
+            return super().forward(x, *args)
+        axis = self._kwargs["axis"]
+        for param in (self.gamma, self.beta, self.running_mean, self.running_var):
+            param.shape = (x.shape[axis],)
+            param._finish_deferred_init()
+        normalize = _Normalize(axis, self._kwargs["eps"], f"sync_batch_norm.{self.name}")
+        output = normalize(x)
+        shape = normalize.per_channel(x)
+        if not self._kwargs["fix_gamma"]:
+            output = output * self.gamma.data().reshape(shape)
+        output = output + self.beta.data().reshape(shape)
+        momentum = self._kwargs["momentum"]
+        with mx.autograd.pause():
+            for running, found in ((self.running_mean, normalize.mean), (self.running_var, normalize.variance)):
+                kept = running.data()
+                kept[:] = kept * momentum + found.astype(kept.dtype) * (1 - momentum)
+        return output
+
+
+class _Normalize(mx.autograd.Function):
+    """Without the parameters, whose gradients MXNet finds by itself. Sums are taken in double precision."""
+
+    def __init__(self, axis: int, eps: float, name: str) -> None:
+        super().__init__()
+        self._axis, self._eps, self._name = axis, eps, name
+        self.mean: Any = None
+        self.variance: Any = None
+
+    def per_channel(self, x: Any) -> list[int]:
+        shape = [1] * len(x.shape)
+        shape[self._axis] = -1
+        return shape
+
+    def _sums(self, *values: Any) -> list[Any]:
+        dims = tuple(dim for dim in range(len(values[0].shape)) if dim != self._axis % len(values[0].shape))
+        return [one.sum(axis=dims) for one in values]
+
+    def _of_all(self, name: str, arrays: list[Any]) -> tuple[Any, ...]:
+        arguments = (arrays, True, Sum, f"{self._name}.{name}", 1.0, 1.0, global_process_set)
+        return COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments)
+
+    def forward(self, x: Any) -> Any:
+        wide = x.astype("float64")
+        own = mx.nd.full((1,), x.size / x.shape[self._axis], dtype="float64")
+        count, sums, squares = self._of_all("statistics", [own, *self._sums(wide, wide * wide)])
+        self._count = count.asscalar()
+        self.mean = sums / self._count
+        self.variance = squares / self._count - self.mean * self.mean
+        shape = self.per_channel(x)
+        self._scale = (1 / (self.variance + self._eps).sqrt()).reshape(shape)
+        self._output = (wide - self.mean.reshape(shape)) * self._scale
+        return self._output.astype(x.dtype)
+
+    def backward(self, gradient: Any) -> Any:
+        wide = gradient.astype("float64")
+        shape = self.per_channel(gradient)
+        sums = self._of_all("gradients", self._sums(wide, wide * self._output))
+        even, sloped = (one.reshape(shape) / self._count for one in sums)
+        return (self._scale * (wide - even - self._output * sloped)).astype(gradient.dtype)
