@@ -33,8 +33,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
             raise NotImplementedError(
                 coded(
                     OperationCode.NOT_COMPILABLE,
-                    f"SyncBatchNorm: {self.name} is hybridized, or a block around it is, and would normalize the batches "
-                    "of each rank alone. Leave out hybridize().",
+                    f"SyncBatchNorm: {self.name} is hybridized, or a block around it is, and would normalize each "
+                    "rank's batches alone. Leave out hybridize().",
                 )
             )
         if not mx.autograd.is_training() or self._kwargs["use_global_stats"]:
