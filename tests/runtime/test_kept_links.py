@@ -1,4 +1,4 @@
-"""Connections that outlive a world, between threads that play processes. Real sockets on loopback."""
+"""Connections that outlive a world, between threads that play processes and in real worlds, over loopback."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+import tiers
+from runtime_harness import Program
 
+from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime import kept_links, mesh
 from horovod.worker.runtime.handshake import Resuming, StrangerError
 from horovod.worker.runtime.host import Interface
@@ -278,3 +282,58 @@ def test_a_nonce_of_another_is_refused():
         ours.feed(message[32:-1] + bytes([message[-1] ^ 1]))
     for stranger in (Resuming(b"t" * 32, 7, 1, 0), Resuming(b"s" * 32, 8, 1, 0), Resuming(b"s" * 32, 7, 0, 1)):
         assert ours.marker not in stranger.take_output()
+
+
+# Sums up 16 MB again and again, and says of each world how many members it has, and kept connections. At the end,
+# whether there are as few descriptors as at first.
+TRAINING = f"""
+import itertools
+import numpy as np
+sys.path.append({str(Path(__file__).parents[1])!r})
+from resources import descriptors, eventually
+
+hvd.init()
+first = descriptors()
+last = frozenset()
+while True:
+    context, size = current(), hvd.size()
+    try:
+        for step in itertools.count():
+            data = np.ones(1 << 22, np.float32)
+            span = (data.ctypes.data, data.ctypes.data, 7, data.shape)
+            context.engine.submit(OpSpec(0), "allreduce.x", [span]).result()
+            assert (data == size).all(), (data.min(), data.max(), size)
+            if step == 1:
+                print(size, len(context.socket_inodes & last), flush=True)
+                if size == 2:
+                    break
+    except HorovodInternalError:
+        last = context.socket_inodes
+        del context
+        hvd.join_again()
+    else:
+        break
+print(eventually(lambda: descriptors() < first))
+hvd.shutdown()
+"""
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("wire", tiers.pick(["plain"], ["encrypted"]))
+def test_a_member_that_is_killed_in_the_middle_of_a_large_sum(coordinator: EmbeddedCoordinator, wire: str) -> None:
+    environment = {
+        "HOROVOD_COORDINATOR": coordinator.address,
+        "HOROVOD_JOB": wire,
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_MIN_SIZE": "1",
+        "HOROVOD_MAX_SIZE": "4",
+        "HOROVOD_TRANSPORT": "tcp",
+        "HOROVOD_WIRE": wire,
+    }
+    with contextlib.ExitStack() as stack:
+        members = [stack.enter_context(Program(TRAINING, **environment)) for _ in range(4)]
+        assert [member.line() for member in members] == ["4 0"] * 4
+        for size in (3, 2):
+            members.pop().process.kill()
+            assert [member.line().split()[0] for member in members] == [str(size)] * size
+        assert [member.finish() for member in members] == ["True"] * 2
