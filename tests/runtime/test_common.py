@@ -110,7 +110,7 @@ def test_small_helpers():
     assert util.is_iterable("ab")
     assert not util.is_iterable(3)
     assert util.extension_available("torch")
-    assert not util.extension_available("mxnet", verbose=True)
+    assert not util.extension_available("caffe", verbose=True)
     util.check_extension("horovod.torch", "HOROVOD_WITH_PYTORCH", __file__)
     util.check_installed_version("pytorch", "2.1")
     with pytest.raises(ValueError, match="mxnet"):
