@@ -20,6 +20,8 @@ A rank has one thread of XLA unless XLA_FLAGS and PJRT_NPROC say otherwise: two 
 
 Training, in jitted steps: the columns are those of benchmarks/training.py, which also tells how parameters are checked.
 The same processes train in each way, in turns of a few steps.
+
+Overlap: when a backward pass has ended whose first gradients wait for the other rank (benchmarks/jax_overlap.py).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ SMALL, LARGE, CHAIN = 256, 1 << 18, 100  # float32: 1 KB and 1 MB; collectives i
 WORLD = 2
 DEADLINE_SECONDS = 400
 THREADS = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "PJRT_NPROC": "1"}
-PARTS = ("operations", "training")
+PARTS = ("operations", "training", "overlap")
 PEERS = ("gloo", "mpi")
 RESULTS = ROOT / "benchmarks/results"
 ENGINE, HOROVOD, GROUPED, PEER = COLUMNS = ("engine from C", "Horovod", "Horovod, grouped", "psum")
@@ -99,12 +101,18 @@ def _run(options: argparse.Namespace) -> int:
         from benchmarks import jax_training
 
         rows = jax_training.run(options.quick, options.peer, THREADS, about["versions"], failures)
+    overlap: list[dict[str, Any]] = []
+    if "overlap" in options.parts:
+        from benchmarks import jax_overlap
+
+        overlap = jax_overlap.run(THREADS, failures)
     document = {
         "machine": about,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "peer": options.peer,
         "operations": found,
         "rows": rows,
+        "overlap": overlap,
         "failures": failures,
     }
     report.write_json(options.json, document)

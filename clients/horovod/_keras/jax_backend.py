@@ -33,9 +33,10 @@ def reduced_but_local(
                 results[place] = gradient / reduction.members()
     places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
     factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
-    # In one call, unless groups are asked for: calls of a compiled function run one after another.
+    # In one call, unless groups are asked for: calls of a compiled function run one after another. The gradients of the
+    # last layers, which a backward pass computes first, go first.
     groups = reduction.grouped([variables[place] for place in places]) if reduction.groups else [range(len(places))]
-    for group in groups:
+    for group in reversed(groups):
         members = [places[index] for index in group]
         reduced = hvd.grouped_allreduce(
             [gradients[place] for place in members],

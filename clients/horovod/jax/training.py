@@ -60,8 +60,8 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
         op: hvd.Average, hvd.Sum or hvd.Adasum.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
             ranks afterwards; with hvd.Average.
-        groups: in how many calls the gradients are sent; None: in one. The first can travel before the last are made,
-            where XLA runs the calls early.
+        groups: in how many calls the gradients are sent; None: in one. Those at the end of the tree travel first, while
+            others are computed, where XLA has another thread for that.
         average_aggregated_gradients: the sums are divided by backward_passes_per_step.
         process_set: the ranks that take part; on others `optimizer` gets their own gradients.
 
@@ -205,7 +205,9 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
         "process_set": reduction.process_set,
     }
     count = min(reduction.groups or 1, len(places)) if isinstance(reduction.groups, int | None) else 1
-    for part in range(count):
+    # Calls run in the order of the program, and a backward pass ends with the first layers. Most trees are in the order
+    # of the layers, so the last part goes first: it need not wait for the gradients of the first layers.
+    for part in reversed(range(count)):
         group = places[len(places) * part // count : len(places) * (part + 1) // count]
         if reduction.op == Adasum:  # each array by itself, or their lengths would count together
             results = [allreduce(leaves[place], **common) for place in group]
