@@ -7,13 +7,16 @@
     DataParallelTrainer(loop, backend_config=HorovodConfig(), scaling_config=ScalingConfig(num_workers=4)).fit()
 
 `loop` calls hvd.init(), whose ranks are those of ray.train.get_context(). When a worker raises or is lost, the others
-are told at once, and Ray starts a new group where its FailureConfig says so: a new world, from the last checkpoint.
+are told at once. What follows is Ray's FailureConfig, and one of two backends:
+
+    HorovodBackend   Ray starts a new group: a new world, from the last checkpoint
+    ElasticBackend   Ray replaces the worker alone; the others stay, and go on from their last commit (hvd.elastic.run)
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +25,8 @@ import ray
 import ray.util
 from ray.train.backend import Backend, BackendConfig
 
-from horovod.base.settings import ROWS, resolve
+from horovod.base.errors import SettingCode, coded
+from horovod.base.settings import ROWS, resolve, variables
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
@@ -33,15 +37,21 @@ from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 @dataclass
 class HorovodConfig(BackendConfig):
-    """timeout_s: how long all processes may take to join their world. nics: the network interfaces to use."""
+    """timeout_s: how long all processes may take to join their world. nics: the network interfaces to use.
+
+    min_workers: makes the loop elastic, which is a function of hvd.elastic.run then: a worker that is lost is replaced
+    alone, where FailureConfig allows a failure, and the others go on in place, with at least so many at a time. With
+    the number of workers they wait for the new one. None: Ray starts the whole group again.
+    """
 
     timeout_s: float = 30
     nics: Iterable[str] | None = None
+    min_workers: int | None = None
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
         """What starts and ends a group of workers."""
-        return HorovodBackend
+        return HorovodBackend if self.min_workers is None else ElasticBackend
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
@@ -57,28 +67,42 @@ class HorovodBackend(Backend):
     def __init__(self) -> None:
         self._coordinator: OwnCoordinator | None = None
         self._job = ""
+        self._there: list[tuple[str, str]] = []  # node and host name of each worker, by rank
 
     def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
         """The workers run, and none has begun to train: gives them their places and the coordinator."""
         self._stop()
-        nics = sorted(backend_config.nics or ())
-        given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-        environ = job_environment(given, {}, backend_config.timeout_s, nics)
-        there = [(one.node_id, one.hostname) for one in worker_group.execute(whereabouts)]
-        names = host_names(there)
-        seats = [Seat(str(rank), names[node], rank) for rank, (node, _) in enumerate(there)]
-        places = assign(seats)  # ranks are Ray's
-        assert not isinstance(places, str)
+        there = self._there = _places_of(worker_group)
+        _check_min_workers(backend_config.min_workers, len(there))
         one_node = {node for node, _ in there} == {str(ray.get_runtime_context().get_node_id())}
-        here = None if one_node else str(ray.util.get_node_ip_address())
-        coordinator = self._coordinator = OwnCoordinator(resolve({**given, **environ}), here, nics)
-        job = self._job = given.get(ROWS["job"].env) or ROWS["job"].default
+        given = _given()
+        settings = resolve({**given, **_environ(backend_config)})
+        # A worker in the place of another may be on another node.
+        stays = one_node and backend_config.min_workers is None
+        here = None if stays else str(ray.util.get_node_ip_address())
+        self._coordinator = OwnCoordinator(settings, here, _nics(backend_config))
+        self._job = given.get(ROWS["job"].env) or ROWS["job"].default
+        self._tell(worker_group, list(range(len(there))), backend_config)
+
+    def _tell(self, worker_group: Any, ranks: Sequence[int], config: HorovodConfig) -> None:
+        """The workers of the group, whose ranks these are, become members."""
+        coordinator = self._coordinator
+        assert coordinator is not None
+        names = host_names(self._there)
+        hosts = [names[node] for node, _ in self._there]
+        places = assign([Seat(str(rank), host, rank) for rank, host in enumerate(hosts)])  # ranks are Ray's
+        assert not isinstance(places, str)
+        of_rank = {place.rank: place for place in places}
+        environ = _environ(config)
+        if config.min_workers is not None:
+            environ |= variables(min_size=config.min_workers, max_size=len(hosts))
+        address, token = coordinator.address, coordinator.token
         told = []
-        for place, seat in zip(places, seats, strict=True):
-            on = JobOnHost(environ, seat.host, len(seats), coordinator.address, coordinator.token, is_own=True, job=job)
-            of_rank = rank_environment(on, place)
+        for number, rank in enumerate(ranks):
+            on = JobOnHost(environ, hosts[rank], len(hosts), address, token, is_own=True, job=self._job)
             certificate = coordinator.certificate, coordinator.server_name
-            told.append(worker_group.execute_single_async(place.rank, enter, of_rank, *certificate))
+            environ_of_rank = rank_environment(on, of_rank[rank])
+            told.append(worker_group.execute_single_async(number, enter, environ_of_rank, *certificate))
         ray.get(told)
 
     def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
@@ -96,3 +120,56 @@ class HorovodBackend(Backend):
         coordinator, self._coordinator = self._coordinator, None
         if coordinator is not None:
             coordinator.stop()
+
+
+class ElasticBackend(HorovodBackend):
+    """Each worker can be replaced alone: to Ray it is a group of its own, beside the group of all."""
+
+    has_replica_groups = True
+
+    def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """All workers run, or one that replaces another one: it takes the place of that in the same job."""
+        rank = _replaced(worker_group)
+        if rank is None:
+            super().on_start(worker_group, backend_config)
+            return
+        (self._there[rank],) = _places_of(worker_group)
+        self._tell(worker_group, [rank], backend_config)
+
+    def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
+        """One that is replaced has left the world already, with its process or when its loop raised."""
+        if _replaced(worker_group) is None:
+            super().on_shutdown(worker_group, backend_config)
+
+
+def _replaced(worker_group: Any) -> int | None:
+    """The rank of a group of one worker; None: it is the group of all."""
+    from ray.train.v2._internal.execution.worker_group import ReplicaGroup
+
+    if not isinstance(worker_group, ReplicaGroup):
+        return None
+    (worker,) = worker_group.get_workers()
+    return int(worker.distributed_context.world_rank)
+
+
+def _places_of(worker_group: Any) -> list[tuple[str, str]]:
+    return [(one.node_id, one.hostname) for one in worker_group.execute(whereabouts)]
+
+
+def _given() -> dict[str, str]:
+    """What the user has set for the workers: a controller has the environment of whoever has started Ray."""
+    return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
+
+
+def _environ(config: HorovodConfig) -> dict[str, str]:
+    return job_environment(_given(), {}, config.timeout_s, _nics(config))
+
+
+def _nics(config: HorovodConfig) -> list[str]:
+    return sorted(config.nics or ())
+
+
+def _check_min_workers(fewest: int | None, workers: int) -> None:
+    if fewest is not None and not 1 <= fewest <= workers:
+        sentence = f"min_workers of HorovodConfig must be from 1 to the number of workers, {workers}, not {fewest}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
