@@ -31,8 +31,8 @@ from ray.util.queue import Queue
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS
+from horovod.launch.job_environment import of_driver
 from horovod.ray.adapter import BaseParams
-from horovod.ray.places import of_driver
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import enter
 
