@@ -185,20 +185,21 @@ def test_an_executor_in_a_trial() -> None:
     """Its actors are not in the placement group of the trial, which has a piece of no host."""
     group = placement_group([{"CPU": 1}])
 
-    def trial() -> tuple[int, str]:
+    def trial() -> tuple[float, dict[str, Any]]:
         settings = RayExecutor.create_settings(placement_group_timeout_s=PATIENCE_S)
         settings.discovery = FixedHosts({"host-2": 1})  # type: ignore[attr-defined]
         running = RayExecutor(settings, min_workers=1, override_discovery=False)
-        running.start()
+        running.start(ray_ranks.Stateful, executable_args=[3])
         try:
-            (place,) = running.run(ray_ranks.place)
-            return place["size"], place["host"]
+            (found,) = running.execute(lambda one: (one.advance(), ray_ranks.place()))
+            return found
         finally:
             running.shutdown()
 
     place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
     try:
-        assert ray.get(ray.remote(num_cpus=1, scheduling_strategy=place)(trial).remote()) == (1, "host-2")
+        count, seen = ray.get(ray.remote(num_cpus=1, scheduling_strategy=place)(trial).remote())
+        assert (count, seen["size"], seen["host"]) == (4.0, 1, "host-2")
     finally:
         remove_placement_group(group)
 

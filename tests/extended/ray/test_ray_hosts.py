@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ pytest.importorskip("ray")
 
 import ray
 
-from horovod.base.errors import LaunchCode, SettingCode
+from horovod.base.errors import ClusterCode, LaunchCode, SettingCode
+from horovod.protos.v1.jobs_pb2 import JobRecord
 from horovod.ray import RayExecutor, elastic, elastic_v2
 from horovod.ray.places import gpus_of_elastic
 from horovod.ray.worker import BaseHorovodWorker, Trained
@@ -100,6 +102,13 @@ def test_whose_results_count() -> None:
     assert elastic_v2._results(ended) == ["a", "b"]
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "sys.exit")):
         elastic_v2._results([Trained(0)])
+
+
+def test_why_a_job_failed() -> None:
+    record = JobRecord(sentence="Each host of the job has failed. [too-few-processes]")
+    error = elastic_v2._failure(record, [KeyError("first"), ValueError("second")])
+    assert re.search(ends_with(ClusterCode.TOO_FEW_PROCESSES, "Each host", "ValueError: second"), str(error))
+    assert isinstance(error.__cause__, ValueError)
 
 
 @pytest.mark.parametrize(("code", "expected"), [(None, 0), (0, 0), (143, 143), ("no", 1)])
