@@ -45,7 +45,7 @@ class WorldBackend:
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """The results by rank; raises what the first rank raises that fails."""
-        outcomes = self._keeper.get().outcomes(fn, *args, **(kwargs or {}))
+        outcomes = self._keeper.get().outcomes(fn, *args, deadline_seconds=300, **(kwargs or {}))
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error

@@ -104,6 +104,10 @@ class Batches:
         """Whether some step's scale is not 1."""
         return self._source.steps is None and not self._epoch.even
 
+    def scale(self, step: int) -> float:
+        """What the mean loss of this step of an epoch is multiplied by."""
+        return 1.0 if self._source.steps is not None else self._epoch.scale(self._rank, step)
+
     def of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
         """Batches of an epoch, with the number of rows that count and what their mean loss is multiplied by.
 

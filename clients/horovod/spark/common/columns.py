@@ -89,7 +89,7 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
 
 
 def _questions(name: str, kind: DataType) -> dict[str, Column]:
-    column = F.col(_quoted(name))
+    column = F.col(quoted(name))
     found = {"missing": F.count(F.when(column.isNull(), 1)), "present": F.count(column)}
     if isinstance(kind, VectorUDT):
         vector = F.unwrap_udt(column)
@@ -143,7 +143,7 @@ def without_missing(df: DataFrame, types: dict[str, set[type]], columns: Iterabl
     """ValueError if one of these columns has a row without a value."""
     missing = [name for name in columns if type(None) in types[name]]
     if missing:
-        count = df.filter(" OR ".join(f"{_quoted(name)} IS NULL" for name in missing)).count()
+        count = df.filter(" OR ".join(f"{quoted(name)} IS NULL" for name in missing)).count()
         raise refused(
             f"{count} rows have no value in {' or '.join(map(repr, missing))}. Drop or fill them: df.dropna().",
             DataCode.NULL_VALUE,
@@ -155,7 +155,7 @@ def stored(df: DataFrame, metadata: Metadata) -> DataFrame:
     has_vectors = any(isinstance(field.dataType, VectorUDT) for field in df.schema.fields)
     columns = []
     for field in df.schema.fields:
-        column = F.col(_quoted(field.name))
+        column = F.col(quoted(field.name))
         if isinstance(field.dataType, VectorUDT):
             if metadata[field.name]["intermediate_format"] == constants.CUSTOM_SPARSE:
                 column = _compressed(column, metadata[field.name]["max_size"])
@@ -180,10 +180,11 @@ def as_arrays(df: DataFrame, columns: Iterable[str]) -> list[Column]:
     kinds = {field.name: field.dataType for field in df.schema.fields}
     found = []
     for name in columns:
-        column = F.col(_quoted(name))
+        column = F.col(quoted(name))
         found.append(vector_to_array(column) if isinstance(kinds[name], VectorUDT) else column)
     return found
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """The name of a column as Spark parses it: dots in it are part of the name."""
     return "`" + name.replace("`", "``") + "`"

@@ -19,7 +19,7 @@ from pyspark.sql.types import BooleanType, NumericType
 from horovod.base.errors import DataCode
 from horovod.spark.common import constants
 from horovod.spark.common.cache import Properties
-from horovod.spark.common.columns import Metadata, col_info, metadata_of, stored, without_missing
+from horovod.spark.common.columns import Metadata, col_info, metadata_of, quoted, stored, without_missing
 from horovod.spark.common.params import check_validation, refused
 
 _MARK: Final = "__horovod_validation"
@@ -92,10 +92,10 @@ def prepare(df: DataFrame, request: Request, train_path: str, val_path: str, sto
 
 def _marked(df: DataFrame, request: Request) -> DataFrame:
     """The columns, and a boolean that marks the rows to validate with."""
-    columns: list[Column] = [F.col(f"`{name}`") for name in dict.fromkeys(request.columns)]
+    columns: list[Column] = [F.col(quoted(name)) for name in dict.fromkeys(request.columns)]
     mark = F.lit(False)
     if isinstance(request.validation, str):
-        given = F.col(f"`{request.validation}`")
+        given = F.col(quoted(request.validation))
         is_boolean = isinstance(df.schema[request.validation].dataType, BooleanType)
         mark = F.coalesce(given if is_boolean else given > 0, F.lit(False))
     elif request.validation:

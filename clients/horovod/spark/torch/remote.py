@@ -130,7 +130,7 @@ class _Trainer:
             if self.passes > 1:
                 is_last = place == self.passes - 1 or step == steps - 1
                 optimizer = _PartOfStep(self.optimizer, place == 0, is_last)
-            outputs, _ = step_of(self.model, optimizer, _same_shapes, losses, inputs, labels, weights)
+            outputs, _ = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
             self._note(outputs)
             sums.add(losses.last, self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
@@ -142,7 +142,7 @@ class _Trainer:
             for batch, rows, _ in batches.of_epoch(epoch):
                 inputs, labels, weights = self._tensors(batch)
                 losses = self.losses.scaled(1.0)
-                outputs, labels = _same_shapes(self.model(*inputs), labels)
+                outputs, labels = same_shapes(self.model(*inputs), labels)
                 losses(outputs, labels, weights)
                 sums.add(losses.last, self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
@@ -164,7 +164,7 @@ class _Trainer:
         if not self.training.metrics:
             return []
         with torch.no_grad():
-            found, labels = _same_shapes(outputs, labels)
+            found, labels = same_shapes(outputs, labels)
             values = []
             for metric in self.training.metrics:
                 each = metric if isinstance(metric, (list, tuple)) else [metric] * len(labels)
@@ -248,7 +248,7 @@ def _minibatch(
     return outputs, loss
 
 
-def _same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The outputs as a list, and the labels with their shapes where they have as many numbers.
 
     A label of shape (rows,) beside an output of shape (rows, 1) would make a loss over all pairs of rows.

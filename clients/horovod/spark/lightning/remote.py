@@ -1,0 +1,229 @@
+"""The training of a LightningModule on one rank: what the lightning TorchEstimator sends to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import pickle
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from horovod.spark.common.batches import Batches, Source
+from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.spark.common.shapes import Shape
+from horovod.spark.common.transform import kind_of
+from horovod.spark.lightning.loaders import AsyncLoader, Loader
+from horovod.spark.lightning.module import lightning_module
+from horovod.spark.lightning.packages import import_lightning
+from horovod.spark.lightning.strategy import strategy_for
+from horovod.spark.torch.losses import Losses
+from horovod.spark.torch.tensors import as_list, floating_type
+
+RUN = "horovod"  # the entry of a checkpoint that says what of the run is done
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+
+
+@dataclass
+class Training:
+    """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters.
+
+    model: pickled with its optimizer, which is None for a LightningModule. run: how many epochs are done, the history
+    so far, and the seed.
+    """
+
+    package: str
+    model: bytes
+    checkpoint: bytes | None
+    run: dict[str, Any]
+    losses: Sequence[Any] | None
+    loss_constructors: Sequence[Any] | None
+    loss_weights: Sequence[float] | None
+    train: Source
+    val: Source | None
+    feature_columns: Sequence[str]
+    label_columns: Sequence[str]
+    weight_column: str | None
+    shapes: dict[str, Shape]
+    epochs: int
+    trainer: dict[str, Any]
+    callbacks: Sequence[Any]
+    gradient_compression: Any
+    data_module: type
+    queue_sizes: tuple[int | None, int | None]
+    debug_data_loader: bool
+    use_gpu: bool
+    verbose: int
+    store: Any
+
+
+def train(training: Training) -> dict[str, Any]:
+    """Runs on all ranks. On rank 0 returns the checkpoint of the last epoch, and how predictions look."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    pl = import_lightning(training.package)
+    number = gpu_of_rank() if training.use_gpu and torch.cuda.is_available() else None
+    device = torch.device("cpu") if number is None else torch.device("cuda", number)
+    same_devices(device.type, hvd.allgather_object)
+    module = _module(training, pl, device)
+    strategy = strategy_for(pl, device, training.gradient_compression)
+    batches = training.data_module().batches(training.train, hvd.rank(), hvd.size())
+    with _folder(training, hvd.rank() == 0) as folder, tempfile.TemporaryDirectory() as scratch:
+        for callback in training.callbacks:
+            if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = folder
+        keeper = _keeper_class(pl)(training, batches, strategy, folder)
+        arguments: dict[str, Any] = {
+            "accelerator": "cpu" if number is None else "gpu",
+            "devices": 1 if number is None else [number],
+            "strategy": strategy,
+            "max_epochs": training.epochs,
+            "use_distributed_sampler": False,
+            "num_sanity_val_steps": 0,
+            "enable_model_summary": False,
+            "enable_progress_bar": training.verbose > 0 and hvd.rank() == 0,
+            "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in training.callbacks),
+            "default_root_dir": scratch,
+            **training.trainer,
+        }
+        arguments["callbacks"] = [keeper, *training.callbacks, *(arguments.get("callbacks") or [])]
+        trainer = pl.Trainer(**arguments)
+        trainer.fit(module, *_loaders(training, trainer, module, batches), **_resumed(trainer, training, scratch))
+    if hvd.rank() != 0:
+        return {}
+    return {"checkpoint": keeper.content or training.checkpoint, "predictions": _predictions(training, module)}
+
+
+def _module(training: Training, pl: Any, device: torch.device) -> Any:
+    model, optimizer = pickle.loads(training.model)  # noqa: S301 - what the driver has sent
+    if optimizer is None:
+        return model
+    functions = training.losses or [make() for make in training.loss_constructors or ()]
+    losses = Losses(functions, training.loss_weights, device)
+    columns = training.feature_columns, training.label_columns, training.weight_column
+    return lightning_module(pl, model, optimizer, losses, *columns)
+
+
+def _loaders(training: Training, trainer: Any, module: Any, batches: Batches) -> list[Any]:
+    import horovod.torch as hvd
+
+    dtype = floating_type(module)
+    found: list[Any] = []
+    sources = [batches]
+    if training.val is not None:
+        # Of fewer rows than ranks each rank takes all: Lightning can't validate with none.
+        share = (hvd.rank(), hvd.size()) if training.val.total >= hvd.size() else (0, 1)
+        sources.append(training.data_module().batches(training.val, *share))
+    for source, queue_size in zip(sources, training.queue_sizes, strict=False):
+        arguments = (source, lambda: trainer.current_epoch, dtype, training.shapes, training.label_columns)
+        if queue_size:
+            found.append(AsyncLoader(queue_size, training.debug_data_loader, *arguments))
+        else:
+            found.append(Loader(*arguments))
+    return found
+
+
+def _resumed(trainer: Any, training: Training, folder: str) -> dict[str, Any]:
+    if training.checkpoint is None:
+        return {}
+    path = Path(folder, "resumed.ckpt")
+    path.write_bytes(training.checkpoint)
+    takes = inspect.signature(trainer.fit).parameters
+    return {"ckpt_path": str(path), **({"weights_only": False} if "weights_only" in takes else {})}
+
+
+@contextlib.contextmanager
+def _folder(training: Training, is_first: bool) -> Iterator[str]:
+    """Where callbacks write to: on rank 0 it is brought to the store."""
+    if is_first and training.store.saving_runs:
+        with training.store.get_local_output_dir() as folder:
+            yield folder
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield folder
+
+
+def _predictions(training: Training, module: Any) -> list[tuple[int, bool]]:
+    """How predictions look, by those of the first batch."""
+    batches = training.data_module().batches(training.train, 0, 1)
+    loader = Loader(batches, lambda: 0, floating_type(module), training.shapes, training.label_columns)
+    module = module.cpu().eval()
+    with torch.no_grad():
+        for batch in loader:
+            outputs = module(*(batch[name] for name in training.feature_columns))
+            return [kind_of(output.cpu().numpy()) for output in as_list(outputs)]
+    return []
+
+
+def _keeper_class(pl: Any) -> type:
+    import horovod.torch as hvd
+
+    class Keeper(pl.callbacks.Callback):
+        """Learning rates, seeds, scales of batches, and the checkpoint after each epoch. It comes first."""
+
+        def __init__(self, training: Training, batches: Batches, strategy: Any, folder: str) -> None:
+            self._training = training
+            self._batches = batches
+            self._strategy = strategy
+            self._folder = folder
+            self._run = dict(training.run)
+            self.content: bytes | None = None
+
+        def on_train_start(self, trainer: Any, module: Any) -> None:
+            # Here the state of a checkpoint has been loaded, whose rates are those of one process.
+            for optimizer in self._strategy.optimizers:
+                _scale(optimizer.param_groups, hvd.size())
+            for config in trainer.lr_scheduler_configs:
+                scheduler = config.scheduler
+                if hasattr(scheduler, "base_lrs"):
+                    scheduler.base_lrs = [rate * hvd.size() for rate in scheduler.base_lrs]
+
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            seed = self._run["seed"] + 1000 * trainer.current_epoch + hvd.rank()
+            torch.manual_seed(seed % 2**63)
+
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            self._strategy.scale = self._batches.scale(batch_idx)
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            """Validation is over, too."""
+            metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+            history = [*self._run["history"], {"epoch": trainer.current_epoch, **metrics}]
+            self._run.update(epochs=trainer.current_epoch + 1, history=history)
+            with tempfile.TemporaryDirectory() as scratch:
+                path = Path(scratch, "epoch.ckpt")
+                trainer.save_checkpoint(str(path))  # all ranks; one writes
+                if hvd.rank() == 0:
+                    self.content = self._as_of_one_process(path)
+            store = self._training.store
+            if hvd.rank() == 0 and store.saving_runs and self.content is not None:
+                Path(self._folder, store.checkpoint_filename).write_bytes(self.content)
+                store.sync(self._folder)
+
+        def _as_of_one_process(self, path: Path) -> bytes:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=False)
+            for state in checkpoint["optimizer_states"]:
+                _scale(state["param_groups"], 1 / hvd.size())
+            for state in checkpoint["lr_schedulers"]:
+                for name in ("base_lrs", "_last_lr"):
+                    if name in state:
+                        state[name] = [rate / hvd.size() for rate in state[name]]
+            checkpoint[RUN] = self._run
+            content = io.BytesIO()
+            torch.save(checkpoint, content)
+            return content.getvalue()
+
+    return Keeper
+
+
+def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
+    for group in groups:
+        for name in _RATES:
+            if name in group:
+                group[name] = group[name] * factor

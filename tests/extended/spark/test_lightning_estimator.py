@@ -1,0 +1,165 @@
+"""The lightning TorchEstimator, with both names of Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import Keeper
+
+from horovod.base.errors import TrainingCode
+
+pytest.importorskip("pyspark")
+pytest.importorskip("lightning")
+import lightning.pytorch as pl
+import torch
+import torch.nn.functional as F
+from estimator_site import WorldBackend, spark  # noqa: F401 - a fixture
+from pyspark.ml.linalg import Vectors
+
+from horovod.spark.common.store import Store
+from horovod.spark.lightning import TorchEstimator, TorchModel
+
+ROWS = 21
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[WorldBackend]:
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    with Keeper(2, "shm", {}) as keeper:
+        yield WorldBackend(keeper)
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:  # noqa: F811
+    features = np.random.default_rng(0).normal(size=(ROWS, 3))
+    rows = [(Vectors.dense(row), float(row.sum()), 1.0 + place % 2) for place, row in enumerate(features)]
+    return spark.createDataFrame(rows, ["features", "label", "weight"]).cache()
+
+
+class Lit(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(3, 1)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layer(features)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = F.mse_loss(self(batch["features"])[:, 0], batch["label"])
+        self.log("train_loss", loss, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(batch["label"]))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)]
+
+
+@pytest.fixture
+def estimator(backend: WorldBackend, tmp_path: Path) -> Callable[..., TorchEstimator]:
+    """Makes estimators that share a store."""
+
+    def make(**changed: Any) -> TorchEstimator:
+        arguments: dict[str, Any] = {
+            "model": Lit(),
+            "backend": backend,
+            "store": Store.create(str(tmp_path)),
+            "feature_cols": ["features"],
+            "label_cols": ["label"],
+            "batch_size": 4,
+            "epochs": 2,
+            "verbose": 0,
+            "partitions_per_process": 1,
+            "random_seed": 7,
+        }
+        return TorchEstimator(**{**arguments, **changed})
+
+    return make
+
+
+def one_process(store: Any, epochs: int) -> dict[str, torch.Tensor]:
+    """The same training without Horovod and Lightning: each step over the batches of both ranks together."""
+    from horovod.data import ParquetReader
+
+    model = Lit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    readers = [ParquetReader(store.get_train_data_path(0), batch_size=4, rank=rank, size=2, seed=7) for rank in (0, 1)]
+    for _ in range(epochs):
+        for batches in zip(*readers, strict=True):
+            features, labels = (
+                torch.from_numpy(np.concatenate([batch[name] for batch in batches])).float()
+                for name in ("features", "label")
+            )
+            optimizer.zero_grad()
+            F.mse_loss(model(features)[:, 0], labels).backward()
+            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    return model.state_dict()
+
+
+def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    model = estimator(run_id="first", callbacks=[pl.callbacks.ModelCheckpoint(filename="{epoch}")]).fit(df)
+    store = estimator().getStore()
+    for name, value in one_process(store, 2).items():
+        torch.testing.assert_close(model.getModel().state_dict()[name], value)
+    assert [record["epoch"] for record in model.getHistory()] == [0, 1]
+    assert store.exists(store.get_checkpoint_path("first"))
+    assert store.get_checkpoints("first")
+    resumed = estimator(run_id="first", epochs=3).fit(df)
+    for name, value in one_process(store, 3).items():
+        torch.testing.assert_close(resumed.getModel().state_dict()[name], value)
+    assert len(resumed.getHistory()) == 3
+    row = resumed.transform(df).first()
+    expected = resumed.getModel()(torch.tensor(row.features.toArray()).float()).item()
+    assert row.label__output == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_plain_module_and_all_that_is_optional(
+    df: Any, estimator: Callable[..., TorchEstimator], tmp_path: Path
+) -> None:
+    import horovod.torch as hvd
+
+    model = torch.nn.Linear(3, 1)
+    made = estimator(
+        model=model,
+        optimizer=torch.optim.Adam(model.parameters(), lr=0.01),
+        loss=F.mse_loss,
+        validation=0.3,
+        sample_weight_col="weight",
+        gradient_compression=hvd.Compression.fp16,
+        backward_passes_per_step=2,
+        train_steps_per_epoch=3,
+        train_async_data_loader_queue_size=2,
+        terminate_on_nan=True,
+        trainer_args={"gradient_clip_val": 1.0},
+    )
+    fitted = made.fit(df)
+    assert set(fitted.getHistory()[0]) == {"epoch", "train_loss", "val_loss"}
+    assert fitted.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
+    fitted.write().overwrite().save(str(tmp_path / "model"))
+    loaded = TorchModel.load(str(tmp_path / "model"))
+    assert torch.equal(loaded.getModel().weight, fitted.getModel().weight)
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "optimizer, loss")):
+        made.setModel(Lit()).fit(df)
+
+
+def test_the_older_name(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    older = pytest.importorskip("pytorch_lightning")
+
+    class Older(older.LightningModule):  # type: ignore[misc, name-defined]
+        __init__, forward, training_step, configure_optimizers = (
+            lambda self: (older.LightningModule.__init__(self), setattr(self, "layer", torch.nn.Linear(3, 1)))[0],
+            Lit.forward,
+            Lit.training_step,
+            Lit.configure_optimizers,
+        )
+
+    fitted = estimator(model=Older(), epochs=1).fit(df)
+    assert len(fitted.getHistory()) == 1
