@@ -1,0 +1,285 @@
+"""KerasEstimator and KerasModel."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from pyspark import keyword_only
+from pyspark.ml.param import Param, Params
+
+from horovod.spark.common import shapes
+from horovod.spark.common.accessors import accessors
+from horovod.spark.common.columns import Metadata
+from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
+from horovod.spark.common.params import refused
+from horovod.spark.common.serialization import decode, encode
+from horovod.spark.keras.datamodule import PetastormDataModule
+from horovod.spark.keras.files import (
+    SavedModel,
+    SavedOptimizer,
+    from_bytes,
+    import_keras,
+    keras_of,
+    run_of,
+)
+from horovod.spark.keras.prediction import KerasPredictor, predict_row
+from horovod.spark.keras.remote import Training, train
+
+# Hadoop's library makes a Java machine in each process that reads from HDFS.
+_BACKEND_ENV = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
+
+
+@accessors
+class KerasEstimator(HorovodEstimator):
+    """Trains a model of Keras 3 or tf_keras.
+
+    The model needs no compile(): optimizer, loss, loss_weights and metrics are parameters here, and mean what they mean
+    there. The learning rate is that of one process. Inputs and labels get the shapes that the model's inputs and
+    outputs have; label_shapes says what a label looks like where it differs, as for the number of a class.
+    """
+
+    custom_objects: Any = Param(Params._dummy(), "custom_objects", "classes and functions of the model by name")
+    checkpoint_callback: Any = Param(
+        Params._dummy(), "checkpoint_callback", "Keras's ModelCheckpoint, or hvd.callbacks.BestModelCheckpoint"
+    )
+    data_module: Any = Param(Params._dummy(), "data_module", "class that reads the data")
+    backend_env: Any = Param(Params._dummy(), "backend_env", "environment variables of the processes")
+
+    _framework = "keras"
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        num_proc: int | None = None,
+        data_module: Any = None,
+        model: Any = None,
+        backend: Any = None,
+        store: Any = None,
+        custom_objects: dict[str, Any] | None = None,
+        optimizer: Any = None,
+        loss: Any = None,
+        loss_weights: Any = None,
+        sample_weight_col: str | None = None,
+        gradient_compression: Any = None,
+        compress_sparse_cols: bool = False,
+        metrics: Any = None,
+        feature_cols: list[str] | None = None,
+        label_cols: list[str] | None = None,
+        continuous_cols: list[str] | None = None,
+        categorical_cols: list[str] | None = None,
+        validation: Any = None,
+        callbacks: Any = None,
+        batch_size: int | None = None,
+        val_batch_size: int | None = None,
+        epochs: int | None = None,
+        verbose: int = 1,
+        random_seed: int | None = None,
+        shuffle_buffer_size: int | None = None,
+        shuffle: bool = True,
+        partitions_per_process: int | None = None,
+        run_id: str | None = None,
+        train_steps_per_epoch: int | None = None,
+        validation_steps_per_epoch: int | None = None,
+        transformation_fn: Any = None,
+        transformation_edit_fields: Any = None,
+        transformation_removed_fields: Any = None,
+        train_reader_num_workers: int | None = None,
+        val_reader_num_workers: int | None = None,
+        reader_pool_type: str | None = None,
+        label_shapes: Any = None,
+        checkpoint_callback: Any = None,
+        inmemory_cache_all: bool = False,
+        backend_env: dict[str, str] | None = None,
+        use_gpu: bool = True,
+        mp_start_method: str | None = None,
+        backward_passes_per_step: int = 1,
+        tensorflow_dataset_prefetch_buffer_size: int = 0,
+    ) -> None:
+        super().__init__()
+        self._setDefault(
+            custom_objects={},
+            checkpoint_callback=None,
+            data_module=PetastormDataModule,
+            backend_env=dict(_BACKEND_ENV),
+        )
+        self._set(**self._input_kwargs)
+
+    def get_model_class(self) -> type:
+        """What fit() returns an object of."""
+        return KerasModel
+
+    def _get_model_kwargs(
+        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Metadata
+    ) -> dict[str, Any]:
+        """The arguments of that class."""
+        return {
+            "history": history,
+            "model": model,
+            "optimizer": optimizer,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "custom_objects": self.getOrDefault("custom_objects"),
+            "run_id": run_id,
+            "_metadata": metadata,
+        }
+
+    def _check_params(self, metadata: Metadata | None) -> None:
+        super()._check_params(metadata)
+        keras_of(self.getOrDefault("model"))
+        if not self.getOrDefault("loss"):
+            raise refused("Loss parameter is required: pass loss=, as for compile().")
+        if not self.getOrDefault("optimizer"):
+            raise refused("Optimizer parameter is required: pass optimizer=, as for compile().")
+
+    def _check_shapes(self, metadata: Metadata) -> None:
+        features, labels, label_shapes = (
+            self.getOrDefault(name) for name in ("feature_cols", "label_cols", "label_shapes")
+        )
+        model = self.getOrDefault("model")
+        inputs, outputs = _shapes(getattr(model, "inputs", None)), _shapes(getattr(model, "outputs", None))
+        shapes.check_shape_compatibility(metadata, features, labels, inputs, outputs, label_shapes)
+
+    def _read_checkpoint(self, run_id: str) -> bytes:
+        store = self.getOrDefault("store")
+        content: bytes = store.read(store.get_checkpoint_path(run_id))
+        return content
+
+    def _load_model_from_checkpoint(self, run_id: str) -> Any:
+        """The model of the last checkpoint of a run, with its optimizer and that one's state."""
+        keras = import_keras(keras_of(self.getOrDefault("model")))
+        return from_bytes(keras, self._read_checkpoint(run_id), self.getOrDefault("custom_objects"), compiled=True)
+
+    def _fit_on_prepared_data(
+        self,
+        backend: Any,
+        train_rows: int,
+        val_rows: int,
+        metadata: Metadata,
+        avg_row_size: float,
+        dataset_idx: int | None = None,
+    ) -> Any:
+        get = self.getOrDefault
+        run_id = self._get_or_create_run_id()
+        package, custom_objects = keras_of(get("model")), get("custom_objects")
+        model, run = get("model"), dict[str, Any](epochs=0, history={}, seed=self._seed())
+        resumed = self._has_checkpoint(run_id)
+        if resumed:
+            model = self._load_model_from_checkpoint(run_id)
+            run |= run_of(self._read_checkpoint(run_id))
+        if run["epochs"] >= get("epochs"):
+            warnings.warn(
+                f"the run {run_id!r} has done its {run['epochs']} epochs already, so nothing is trained: ask for more"
+                " epochs to go on, or for another run_id to begin anew.",
+                stacklevel=2,
+            )
+        train_source, val_source = self._sources(train_rows, val_rows, metadata, run["seed"], dataset_idx)
+        keras = import_keras(package)
+        training = Training(
+            package=package,
+            keras_backend=keras.backend.backend() if package == "keras" else "tensorflow",
+            model=SavedModel.of(model, custom_objects),
+            resumed=resumed,
+            optimizer=SavedOptimizer.of(package, get("optimizer"), custom_objects),
+            loss=get("loss"),
+            loss_weights=get("loss_weights"),
+            metrics=get("metrics"),
+            callbacks=get("callbacks"),
+            checkpoint_callback=get("checkpoint_callback"),
+            train=train_source,
+            val=val_source,
+            feature_columns=get("feature_cols"),
+            label_columns=get("label_cols"),
+            weight_column=get("sample_weight_col"),
+            label_shapes=get("label_shapes"),
+            epochs=get("epochs"),
+            run=run,
+            backward_passes_per_step=get("backward_passes_per_step"),
+            gradient_compression=get("gradient_compression"),
+            data_module=get("data_module"),
+            prefetched=get("tensorflow_dataset_prefetch_buffer_size"),
+            use_gpu=get("use_gpu"),
+            verbose=get("verbose"),
+            store=get("store").to_remote(run_id, dataset_idx),
+        )
+        result = backend.run(train, args=(training,), env=get("backend_env"))[0]
+        return self._create_model(result, run_id, metadata)
+
+    def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
+        keras = import_keras(keras_of(self.getOrDefault("model")))
+        content = run_results["model"]
+        model = from_bytes(keras, content, self.getOrDefault("custom_objects"), compiled=True)
+        metadata = {name: dict(column) for name, column in metadata.items()}
+        for label, kind in zip(self.getOrDefault("label_cols"), run_results["predictions"], strict=False):
+            metadata[label]["prediction"] = tuple(kind)
+        history = run_of(content)["history"]
+        arguments = self._get_model_kwargs(model, history, model.optimizer, run_id, metadata)
+        return self.get_model_class()(**arguments)
+
+    def _encoded(self, name: str, value: Any) -> Any:
+        custom_objects = self.getOrDefault("custom_objects")
+        if name == "model":
+            return encode(SavedModel.of(value, custom_objects))
+        if name == "optimizer" and not isinstance(value, str):
+            return encode(SavedOptimizer.of(keras_of(self.getOrDefault("model")), value, custom_objects))
+        return encode(value)
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        return _loaded(decode(value))
+
+
+@accessors
+class KerasModel(HorovodModel):
+    """A trained model of Keras."""
+
+    optimizer: Any = Param(Params._dummy(), "optimizer", "the optimizer, its state that of the end of the training")
+    custom_objects: Any = Param(Params._dummy(), "custom_objects", "classes and functions of the model by name")
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        history: Any = None,
+        model: Any = None,
+        feature_columns: list[str] | None = None,
+        label_columns: list[str] | None = None,
+        optimizer: Any = None,
+        custom_objects: dict[str, Any] | None = None,
+        run_id: str | None = None,
+        _metadata: Any = None,
+    ) -> None:
+        super().__init__()
+        self._setDefault(optimizer=None, custom_objects={})
+        self._set(**self._input_kwargs)
+
+    def get_prediction_fn(self) -> Any:
+        """(model, row) -> list of arrays, one for each label. Subclasses that replace it are asked row by row."""
+        return predict_row(self.getOrDefault("feature_columns"))
+
+    def _predictor(self) -> KerasPredictor:
+        model = self.getOrDefault("model")
+        return KerasPredictor(SavedModel.of(model, self.getOrDefault("custom_objects")))
+
+    def _encoded(self, name: str, value: Any) -> Any:
+        custom_objects = self.getOrDefault("custom_objects")
+        if name == "model":
+            return encode(SavedModel.of(value, custom_objects))
+        if name == "optimizer":
+            return encode(SavedOptimizer.of(keras_of(self.getOrDefault("model")), value, custom_objects))
+        return encode(value)
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        return _loaded(decode(value))
+
+
+def _loaded(value: Any) -> Any:
+    return value.load() if isinstance(value, (SavedModel, SavedOptimizer)) else value
+
+
+def _shapes(tensors: Any) -> list[tuple[int | None, ...]] | None:
+    """None where a model learns its shapes from data, or has one that only data know."""
+    if not tensors:
+        return None
+    found = [tuple(tensor.shape) for tensor in tensors]
+    return None if any(None in shape[1:] for shape in found) else found

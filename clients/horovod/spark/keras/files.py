@@ -1,0 +1,110 @@
+"""Models and optimizers of Keras as bytes: the archive that `model.save("x.keras")` makes, read by either Keras.
+
+A checkpoint is such an archive with one more entry, which says what of the run is done. It is one file, so what it says
+and what it holds belong together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from horovod.spark.common.params import refused
+
+_RUN: Final = "horovod_run.json"
+
+
+def keras_of(model: Any) -> str:
+    """The name of the package that a model is of: keras or tf_keras. ValueError if it is no model."""
+    for name in ("tf_keras", "keras"):
+        keras = sys.modules.get(name)
+        if keras is not None and isinstance(model, keras.models.Model):
+            # With TF_USE_LEGACY_KERAS tf.keras is tf_keras; an old package named keras is the same thing.
+            return name
+    raise refused(f"model must be a model of Keras, not {type(model).__module__}.{type(model).__qualname__}.")
+
+
+def import_keras(name: str) -> Any:
+    """The package, which is imported only where it is used."""
+    return importlib.import_module(name)
+
+
+def to_bytes(model: Any) -> bytes:
+    """The archive of a model, with optimizer and compile() arguments where it has some."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        model.save(str(path))
+        return path.read_bytes()
+
+
+def from_bytes(keras: Any, content: bytes, custom_objects: dict[str, Any] | None, compiled: bool) -> Any:
+    """The model of an archive. compiled: with its optimizer."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        path.write_bytes(content)
+        with keras.utils.custom_object_scope(custom_objects or {}):
+            return keras.models.load_model(str(path), custom_objects=custom_objects or None, compile=compiled)
+
+
+def _by_all_names(keras: Any, custom_objects: dict[str, Any] | None) -> dict[str, Any]:
+    """Files name a registered class by its package as well. Asked where it is registered: pickles leave that behind."""
+    given = custom_objects or {}
+    return {**given, **{keras.saving.get_registered_name(one): one for one in given.values()}}
+
+
+def with_run(content: bytes, run: dict[str, Any]) -> bytes:
+    """The archive with what is known of the run."""
+    archive = io.BytesIO(content)
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr(_RUN, json.dumps(run))
+    return archive.getvalue()
+
+
+def run_of(content: bytes) -> dict[str, Any]:
+    """What with_run has added; {} if there is none."""
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        return json.loads(file.read(_RUN)) if _RUN in file.namelist() else {}
+
+
+@dataclass
+class SavedModel:
+    """A model as it is pickled."""
+
+    package: str
+    content: bytes
+    custom_objects: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, model: Any, custom_objects: dict[str, Any] | None) -> SavedModel:
+        package = keras_of(model)
+        return cls(package, to_bytes(model), _by_all_names(import_keras(package), custom_objects))
+
+    def load(self) -> Any:
+        return from_bytes(import_keras(self.package), self.content, self.custom_objects, compiled=False)
+
+
+@dataclass
+class SavedOptimizer:
+    """An optimizer as it is pickled, without its state. The package is that of the model."""
+
+    package: str
+    config: Any
+    custom_objects: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, package: str, optimizer: Any, custom_objects: dict[str, Any] | None) -> SavedOptimizer:
+        keras = import_keras(package)
+        optimizer = keras.optimizers.get(optimizer)  # of its name
+        return cls(package, keras.optimizers.serialize(optimizer), _by_all_names(keras, custom_objects))
+
+    def load(self) -> Any:
+        keras = import_keras(self.package)
+        with keras.utils.custom_object_scope(self.custom_objects or {}):
+            return keras.optimizers.deserialize(self.config)

@@ -1,0 +1,168 @@
+"""The training of a model of Keras on one rank: what KerasEstimator sends to all of them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod.data.prefetch import Prefetch
+from horovod.spark.common.batches import Batches, Source
+from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.spark.common.shapes import Shape
+from horovod.spark.common.transform import kind_of
+from horovod.spark.keras.checkpoints import Keeper, Rates
+from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras
+from horovod.spark.keras.tensors import as_list, inputs_for, labels_for
+
+
+@dataclass
+class Training:
+    """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters.
+
+    run: how many epochs are done, the history so far, and the seed.
+    """
+
+    package: str
+    keras_backend: str
+    model: SavedModel
+    resumed: bool
+    optimizer: SavedOptimizer
+    loss: Any
+    loss_weights: Any
+    metrics: Any
+    callbacks: Sequence[Any]
+    checkpoint_callback: Any
+    train: Source
+    val: Source | None
+    feature_columns: Sequence[str]
+    label_columns: Sequence[str]
+    weight_column: str | None
+    label_shapes: Sequence[Shape] | None
+    epochs: int
+    run: dict[str, Any]
+    backward_passes_per_step: int
+    gradient_compression: Any
+    data_module: type
+    prefetched: int
+    use_gpu: bool
+    verbose: int
+    store: Any
+
+
+def train(training: Training) -> dict[str, Any]:
+    """Runs on all ranks. On rank 0 returns the model, as its checkpoint is, and how predictions look."""
+    os.environ.setdefault("KERAS_BACKEND", training.keras_backend)
+    if training.package == "tf_keras":
+        os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")  # tf.keras is that one, then
+    hvd: Any = importlib.import_module(
+        "horovod.tensorflow.keras" if training.package == "tf_keras" else "horovod.keras"
+    )
+    hvd.init()
+    keras = import_keras(training.package)
+    same_devices(_choose_device(training), _gather)
+    keras.utils.set_random_seed((training.run["seed"] + training.run["epochs"] * 1000 + hvd.rank()) % 2**32)
+    custom_objects = training.model.custom_objects
+    model = from_bytes(keras, training.model.content, custom_objects, compiled=training.resumed)
+    optimizer = model.optimizer if training.resumed else training.optimizer.load()
+    rates = Rates(keras, optimizer, hvd.size())
+    rates.scale()
+    arguments = {"compression": training.gradient_compression} if training.gradient_compression else {}
+    distributed = hvd.DistributedOptimizer(
+        optimizer, backward_passes_per_step=training.backward_passes_per_step, **arguments
+    )
+    model.compile(
+        optimizer=distributed, loss=training.loss, loss_weights=training.loss_weights, metrics=training.metrics or None
+    )
+    module = training.data_module()
+    train_batches = module.batches(training.train, hvd.rank(), hvd.size())
+    keeper = Keeper(keras, training.store, dict(training.run), rates, training.checkpoint_callback)
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    callbacks += training.callbacks
+    callbacks += keeper.callbacks(hvd.rank())
+    options: dict[str, Any] = {}
+    if training.val is not None:
+        # Of fewer rows than ranks each rank takes all: Keras can't validate with none.
+        share = (hvd.rank(), hvd.size()) if training.val.total >= hvd.size() else (0, 1)
+        val_batches = module.batches(training.val, *share)
+        options = {"validation_data": _endless(training, model, val_batches, 0), "validation_steps": val_batches.steps}
+    done = training.run["epochs"]
+    if done < training.epochs:
+        model.fit(
+            _endless(training, model, train_batches, done),
+            shuffle=False,  # the reader does
+            steps_per_epoch=train_batches.steps,
+            initial_epoch=done,
+            epochs=training.epochs,
+            callbacks=callbacks,
+            verbose=training.verbose and (2 if hvd.rank() == 0 else 0),
+            **options,
+        )
+    if hvd.rank() != 0:
+        return {}
+    predictions = [kind_of(np.asarray(one)) for one in _predicted(training, model, train_batches)]
+    return {"model": keeper.result(model), "predictions": predictions}
+
+
+def _endless(training: Training, model: Any, batches: Batches, epoch: int) -> Iterator[Any]:
+    """The batches of this epoch and all that follow: Keras takes as many as an epoch has steps."""
+    if training.prefetched:
+        yield from Prefetch(lambda: _all_epochs(training, model, batches, epoch), training.prefetched)
+    else:
+        yield from _all_epochs(training, model, batches, epoch)
+
+
+def _all_epochs(training: Training, model: Any, batches: Batches, epoch: int) -> Iterator[Any]:
+    weighted = training.weight_column is not None or batches.weighted
+    while True:
+        for batch, _, scale in batches.of_epoch(epoch):
+            inputs = inputs_for(model, [batch[name] for name in training.feature_columns])
+            labels = labels_for(model, [batch[name] for name in training.label_columns], training.label_shapes)
+            if not weighted:
+                yield inputs, labels
+                continue
+            rows = len(batch[training.label_columns[0]])
+            weights = batch[training.weight_column] if training.weight_column is not None else np.ones(rows)
+            weights = (weights * scale).astype(np.float32)
+            yield inputs, labels, (weights,) * len(labels) if isinstance(labels, tuple) else weights
+        epoch += 1
+
+
+def _predicted(training: Training, model: Any, batches: Batches) -> list[Any]:
+    for batch, _, _ in batches.of_epoch(0):
+        arrays = [batch[name] for name in training.feature_columns]
+        return as_list(model.predict_on_batch(inputs_for(model, arrays)))
+    return []
+
+
+def _choose_device(training: Training) -> str:
+    """Makes the rank's GPU the only one that is used, and returns what kind of device it trains on."""
+    if training.keras_backend == "torch":
+        import torch
+
+        if not (training.use_gpu and torch.cuda.is_available()):
+            return "cpu"
+        torch.cuda.set_device(gpu_of_rank())
+        return "cuda"
+    if training.keras_backend == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        if not gpus:
+            return "cpu"
+        tf.config.set_visible_devices([gpus[gpu_of_rank()]] if training.use_gpu else [], "GPU")
+        for gpu in tf.config.get_visible_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+        return "gpu" if training.use_gpu else "cpu"
+    return "any"  # JAX has chosen already
+
+
+def _gather(kind: str) -> list[Any]:
+    from horovod.common.ops.objects import allgather_object
+    from horovod.common.process_sets import global_process_set
+
+    return allgather_object(kind, "spark.devices", global_process_set)

@@ -1,0 +1,181 @@
+"""KerasEstimator, with Keras 3 on TensorFlow and on PyTorch, and with tf_keras."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from error_codes import ends_with
+from worlds import Keeper
+
+from horovod.base.errors import DataCode
+
+pytest.importorskip("pyspark")
+pytest.importorskip("tensorflow")
+import keras
+from estimator_site import WorldBackend, spark  # noqa: F401 - a fixture
+from pyspark.ml.linalg import DenseVector, Vectors
+
+from horovod.spark.common.store import Store
+from horovod.spark.keras import KerasEstimator, KerasModel
+
+ROWS = 21
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[WorldBackend]:
+    with Keeper(2, "shm", {"TF_CPP_MIN_LOG_LEVEL": "2"}, preloaded="preloaded_estimators") as keeper:
+        yield WorldBackend(keeper)
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:  # noqa: F811
+    features = np.random.default_rng(0).normal(size=(ROWS, 3))
+    rows = [
+        (Vectors.dense(row), float(row.sum()), place % 3, [float(value) for value in row[:2]], 1.0 + place % 2)
+        for place, row in enumerate(features)
+    ]
+    return spark.createDataFrame(rows, ["features", "label", "kind", "pair", "weight"]).cache()
+
+
+def linear(package: Any = keras) -> Any:
+    package.utils.set_random_seed(0)
+    return package.Sequential([package.Input([3]), package.layers.Dense(1)])
+
+
+@pytest.fixture
+def estimator(backend: WorldBackend, tmp_path: Path) -> Callable[..., KerasEstimator]:
+    """Makes estimators that share a store."""
+
+    def make(**changed: Any) -> KerasEstimator:
+        arguments: dict[str, Any] = {
+            "model": linear(),
+            "optimizer": keras.optimizers.SGD(0.05, momentum=0.9),
+            "loss": "mse",
+            "backend": backend,
+            "store": Store.create(str(tmp_path)),
+            "feature_cols": ["features"],
+            "label_cols": ["label"],
+            "batch_size": 4,
+            "epochs": 2,
+            "verbose": 0,
+            "partitions_per_process": 1,
+            "random_seed": 7,
+        }
+        return KerasEstimator(**{**arguments, **changed})
+
+    return make
+
+
+def one_process(store: Any, package: Any = keras) -> list[np.ndarray]:
+    """The same training without Horovod: each step over the batches of both ranks together."""
+    from horovod.data import ParquetReader
+
+    model = linear(package)
+    model.compile(package.optimizers.SGD(0.1, momentum=0.9), loss="mse")
+    readers = [ParquetReader(store.get_train_data_path(0), batch_size=4, rank=rank, size=2, seed=7) for rank in (0, 1)]
+    for _ in range(2):
+        for batches in zip(*readers, strict=True):
+            features, labels = (
+                np.concatenate([batch[name] for batch in batches]).astype(np.float32) for name in ("features", "label")
+            )
+            model.train_on_batch(features, labels[:, None])
+    return [np.asarray(one) for one in model.get_weights()]
+
+
+def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., KerasEstimator]) -> None:
+    model = estimator(run_id="first").fit(df)
+    store = estimator().getStore()
+    for value, expected in zip(model.getModel().get_weights(), one_process(store), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-4)
+    assert float(model.getModel().optimizer.learning_rate) == pytest.approx(0.05)
+    assert len(model.getHistory()["loss"]) == 2
+    assert store.exists(store.get_checkpoint_path("first"))
+
+    undisturbed = estimator(run_id="second", epochs=4).fit(df)
+    resumed = estimator(run_id="first", epochs=4).fit(df)
+    assert resumed.getHistory() == undisturbed.getHistory()
+    for value, expected in zip(resumed.getModel().get_weights(), undisturbed.getModel().get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@keras.saving.register_keras_serializable("estimators")
+class Doubled(keras.layers.Layer):
+    def call(self, inputs: Any) -> Any:
+        return inputs * 2
+
+
+def squared(label: Any, prediction: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(label - prediction), axis=-1)
+
+
+def test_several_inputs_labels_and_all_that_is_optional(
+    df: Any, estimator: Callable[..., KerasEstimator], tmp_path: Path
+) -> None:
+    import horovod.keras as hvd
+
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    features, pair = keras.Input([3]), keras.Input([2, 1])
+    joined = keras.layers.Concatenate()([Doubled()(features), keras.layers.Flatten()(pair)])
+    outputs = [keras.layers.Dense(1, name="a")(joined), keras.layers.Dense(3, activation="softmax", name="b")(joined)]
+    made = estimator(
+        model=keras.Model([features, pair], outputs),
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)),
+        loss=[squared, "sparse_categorical_crossentropy"],
+        loss_weights=[1.0, 0.5],
+        metrics=[["mae"], ["accuracy"]],
+        custom_objects={"Doubled": Doubled, "squared": squared},
+        callbacks=[keras.callbacks.EarlyStopping("loss", patience=3)],
+        checkpoint_callback=hvd.callbacks.BestModelCheckpoint(monitor="val_loss"),
+        feature_cols=["features", "pair"],
+        label_cols=["label", "kind"],
+        label_shapes=[[-1, 1], [-1, 1]],
+        sample_weight_col="weight",
+        validation=0.3,
+        gradient_compression=hvd.Compression.fp16,
+        backward_passes_per_step=2,
+        train_steps_per_epoch=4,
+        tensorflow_dataset_prefetch_buffer_size=2,
+    )
+    with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "kind", "label_shapes")):
+        made.fit(df, {made.label_shapes: None})
+    model = made.fit(df)
+    assert {"loss", "a_mae", "b_accuracy", "val_loss"} <= set(model.getHistory())
+    model.setOutputCols(["one", "two"]).write().overwrite().save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    rows = [one.transform(df).orderBy("label").first() for one in (model, loaded)]
+    assert rows[0] == rows[1]
+    assert isinstance(rows[0].two, DenseVector)
+    assert rows[0].two.toArray().sum() == pytest.approx(1.0, abs=1e-5)
+
+    made.write().overwrite().save(str(tmp_path / "estimator"))
+    again = KerasEstimator.load(str(tmp_path / "estimator"))
+    assert again.getModel().count_params() == made.getModel().count_params()
+    assert type(again.getOptimizer()).__name__ == "Adam"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tf_keras") is None, reason="tf_keras is not installed")
+def test_tf_keras_is_training_on_one_process(df: Any, estimator: Callable[..., KerasEstimator]) -> None:
+    import tf_keras
+
+    environment = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with Keeper(2, "shm", environment, preloaded="preloaded_tf_keras_estimators") as keeper:
+        made = estimator(
+            model=linear(tf_keras),
+            optimizer=tf_keras.optimizers.SGD(0.05, momentum=0.9),
+            backend=WorldBackend(keeper),
+            run_id="legacy",
+        )
+        model = made.fit(df)
+        for value, expected in zip(model.getModel().get_weights(), one_process(made.getStore(), tf_keras), strict=True):
+            np.testing.assert_allclose(value, expected, rtol=1e-4)
+        resumed = made.setEpochs(3).fit(df)
+    assert len(resumed.getHistory()["loss"]) == 3
+    row = resumed.transform(df).first()
+    expected = resumed.getModel().predict(row.features.toArray()[None], verbose=0)
+    assert row.label__output == pytest.approx(float(expected[0, 0]), rel=1e-4)
