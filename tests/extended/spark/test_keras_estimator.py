@@ -25,6 +25,7 @@ from horovod.spark.common.store import Store
 from horovod.spark.keras import KerasEstimator, KerasModel
 
 ROWS = 21
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from horovod.spark.common.store import Store
 from horovod.spark.lightning import TorchEstimator, TorchModel
 
 ROWS = 21
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")

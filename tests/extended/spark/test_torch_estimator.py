@@ -30,6 +30,7 @@ from horovod.spark.common.store import Store
 from horovod.spark.torch import TorchEstimator, TorchModel
 
 ROWS = 21
+pytestmark = pytest.mark.timeout(300)
 WEIGHTS = np.array([1.0, -2.0, 3.0])
 
 
