@@ -126,6 +126,20 @@ def say(steps):
         print("step", steps, hvd.size(), flush=True)
 """
 
+# Says by which way this member speaks to the coordinator, when that has changed.
+SAYS_WAY = """
+import psutil
+ways = []
+def say_way():
+    port = int(os.environ["HOROVOD_COORDINATOR"].rpartition(":")[2])
+    connections = psutil.Process().net_connections("tcp")
+    own = any(one.raddr and one.raddr.port == port for one in connections)
+    way = hvd.size(), "direct" if own else "relayed"
+    if ways[-1:] != [way]:
+        ways.append(way)
+        print("way", *way, flush=True)
+"""
+
 
 def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Launch, program: Program) -> None:
     done = tmp_path / "done"
@@ -151,11 +165,15 @@ def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Laun
 
 
 def test_a_job_follows_the_slots_of_its_host(tmp_path: Path, launch: Launch, program: Program) -> None:
-    """The agent is started again: first with fewer slots, and then with as many as before."""
+    """The agent is started again: first with fewer slots, and then with as many as before.
+
+    Members speak over its relay, which ends with it, and over that of the next agent in worlds that form later.
+    """
     again = tmp_path / "again"
     text = source("pass").replace('print("step", state.steps, hvd.size(), flush=True)', "say(state.steps)")
     was_smaller = f"hvd.size() * (total(os.path.exists({str(again)!r})) > 0)"
-    text = SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {was_smaller}")
+    text = SAYS_WAY + SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {was_smaller}")
+    text = text.replace("    say(state.steps)", "    say_way()\n        say(state.steps)")
     with Agents(tmp_path) as agents:
         agents.add("h1", slots=2)
         options = [*agents.options, "-np", "2", "--min-np", "1", "--max-np", "2"]
@@ -171,6 +189,9 @@ def test_a_job_follows_the_slots_of_its_host(tmp_path: Path, launch: Launch, pro
         code, out, err = launched.finish()
     assert code == 0, err
     assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
+    ways = "\n".join([*said, out])
+    assert ways.count("[0]<stdout>:way 2 relayed") == 2, ways  # the first world, and the last one
+    assert "[0]<stdout>:way 1 relayed" in ways
     assert "since host h1 has 1 slot now" in err
     assert "replaced" not in err
 
