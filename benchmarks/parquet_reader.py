@@ -68,7 +68,8 @@ def _run(options: argparse.Namespace) -> int:
         )
         print(f"batches of {options.batch_size}")
         print(f"{'':24}{'rows/s':>12}{'CPU s per 100k':>16}")
-        for name, rounds in found.items():
+        for name in WAYS:
+            rounds = found[name]
             rate, cpu = (statistics.median(one[key] for one in rounds) for key in ("rows_per_second", "cpu_per_100k"))
             print(f"{name:24}{rate:>12,.0f}{cpu:>16.3f}")
     document = {
@@ -121,14 +122,18 @@ def _measure(folder: str, options: argparse.Namespace) -> tuple[dict[str, list[d
     failures: list[str] = []
     ended = False
     try:
-        for _ in range(options.rounds * len(WAYS)):
-            took = [answers.get(timeout=_DEADLINE_S) for _ in readers]
-            failures += [one["failure"] for one in took if one["failure"]]
-            if failures:
+        # A queue sends from a thread, so a reader's answer may come behind the other reader's next one.
+        took: dict[tuple[int, str], list[dict[str, Any]]] = {}
+        for _ in range(options.rounds * len(WAYS) * options.readers):
+            answer = answers.get(timeout=_DEADLINE_S)
+            if answer["failure"]:
+                failures.append(answer["failure"])
                 break
-            seconds, cpu = max(one["seconds"] for one in took), sum(one["cpu"] for one in took)
+            took.setdefault((answer["round"], answer["way"]), []).append(answer)
+        for (_, way), of_readers in sorted(took.items()):
+            seconds, cpu = max(one["seconds"] for one in of_readers), sum(one["cpu"] for one in of_readers)
             figures = {"rows_per_second": options.rows / seconds, "cpu_per_100k": cpu / options.rows * 1e5}
-            found.setdefault(took[0]["way"], []).append(figures)
+            found.setdefault(way, []).append(figures)
         ended = not failures
     finally:
         for reader in readers:
@@ -163,7 +168,7 @@ def _reader(rank: int, folder: str, options: argparse.Namespace, barrier: Any, a
             seconds, cpu = time.perf_counter() - begun, _cpu_seconds() - cpu
             if not failure and (rows != len(part) or not np.allclose(np.sum(sums, 0), expected)):
                 failure = f"{name}: the rows of reader {rank} did not come once each"
-            answers.put({"way": name, "seconds": seconds, "cpu": cpu, "failure": failure})
+            answers.put({"round": number, "way": name, "seconds": seconds, "cpu": cpu, "failure": failure})
             if failure:
                 barrier.abort()
                 return
