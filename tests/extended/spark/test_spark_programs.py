@@ -16,7 +16,7 @@ from resources import eventually
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "spark_run_digits.py"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_the_example_learns() -> None:
@@ -26,7 +26,7 @@ def test_the_example_learns() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=570,
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^\[0\]<stdout>:epoch 7: loss 0\.\d+$", done.stdout, re.MULTILINE)
@@ -99,7 +99,7 @@ def test_spark_connect() -> None:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=570,
     )
     assert done.returncode == 0, done.stderr
     assert "ranks [(0, 1.0, ('given', None)), (1, 1.0, ('given', None))]" in done.stdout

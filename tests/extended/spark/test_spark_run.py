@@ -18,7 +18,7 @@ from horovod.base.errors import LaunchCode, SettingCode
 from horovod.spark import conf
 
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module", autouse=True)

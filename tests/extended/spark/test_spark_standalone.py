@@ -18,7 +18,7 @@ import horovod.spark
 from horovod.base.errors import LaunchCode
 
 SLOTS = 2
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Daemon:
