@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+from ray.util.client import ray as ray_client
 from ray.util.queue import Empty, Queue
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -18,8 +19,13 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         # It takes no place of a worker, and is on no node that may be lost while the driver lives.
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        self.queue = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
+        where: dict[str, Any]
+        if ray_client.is_connected():  # the driver is on no node, and its connection ends on the head
+            where = {"resources": {"node:__internal_head__": 0.001}}
+        else:  # not soft: Ray takes another node then whenever that is quicker
+            here = ray.get_runtime_context().get_node_id()
+            where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+        self.queue = Queue(actor_options={"num_cpus": 0, **where})
         self._callbacks = callbacks
 
     def deliver(self) -> None:
