@@ -167,7 +167,7 @@ def test_every_engine_row_changes_the_engine(row: Setting) -> None:
 @pytest.mark.parametrize("row", [row for row in LIVE if not row.engine], ids=lambda row: row.name)
 def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
     of_others = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
-    decides = {*of_others, "wire"}
+    decides = {*of_others, "wire", "min_size"}  # an elastic job keeps connections
     given = {row.name: "gloo"} if row.name in of_others else {}
     given = given or {row.name: "h:1" if row.kind in ("address", "addresses") else other_than_default(row)}
     after = engine_options(resolve({}, given))
