@@ -16,12 +16,15 @@ function, since Tune asks an object to end: a trial that a scheduler stops ends 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import shutil
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray.tune
@@ -98,7 +101,7 @@ def get_checkpoint() -> ray.tune.Checkpoint | None:
     if rank.files is None:
         return None
     if rank.folder is None:
-        rank.folder = TemporaryDirectory(prefix="horovod-ray-tune-")
+        rank.folder = _OwnFolder()
         _write(rank.files, Path(rank.folder.name))
     return ray.tune.Checkpoint.from_directory(rank.folder.name)
 
@@ -109,7 +112,7 @@ class _Rank:
 
     queue: Any  # None but on rank 0
     files: Files | None  # of the checkpoint to go on from
-    folder: TemporaryDirectory[str] | None = None
+    folder: _OwnFolder | None = None
 
 
 _rank: _Rank | None = None
@@ -230,6 +233,39 @@ class _Run:
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
+
+
+class _OwnFolder:
+    """A folder for the files of a checkpoint, locked for as long as this process lives.
+
+    Ray kills the processes of a trial that it stops, and they remove nothing. So the next one on that node removes the
+    folders of those that are gone: nobody locks them any more.
+    """
+
+    _PREFIX = "horovod-ray-tune-"
+    _NEW_S = 60.0  # in this time another process may have made a folder and not locked it yet
+
+    def __init__(self) -> None:
+        for left in Path(tempfile.gettempdir()).glob(f"{self._PREFIX}*"):
+            with contextlib.suppress(OSError):  # in use, of another user, or removed by another process
+                self._remove_left(left)
+        self.name = tempfile.mkdtemp(prefix=self._PREFIX)
+        self._lock = os.open(self.name, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+
+    def cleanup(self) -> None:
+        shutil.rmtree(self.name, ignore_errors=True)
+        os.close(self._lock)
+
+    def _remove_left(self, left: Path) -> None:
+        if time.time() - left.stat().st_mtime < self._NEW_S:
+            return
+        lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 def _files(checkpoint: str | os.PathLike[str] | ray.tune.Checkpoint) -> Files:

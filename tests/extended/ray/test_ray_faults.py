@@ -135,7 +135,9 @@ def test_shutdown_in_the_middle(executor: Make) -> None:
 
 
 DRIVER = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell without job control has it ignored in the background
 sys.path[:0] = [sys.argv[2]]
 import ray
 import ray_ranks

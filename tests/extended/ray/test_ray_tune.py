@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,23 @@ def test_trials_that_are_stopped_leave_nothing(tmp_path: Path) -> None:
     assert (Path(checkpoint.path) / "deep" / "done").read_text() == str(LONGEST)
     assert len(list(tmp_path.glob("*.pid"))) >= 8  # two for each trial, and again for the one that failed
     assert eventually(lambda: nothing_is_left(tmp_path))
+
+
+def test_the_next_rank_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from horovod.ray.tune import _OwnFolder
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    of_killed = Path(tempfile.mkdtemp(prefix="horovod-ray-tune-"))
+    just_made = Path(tempfile.mkdtemp(prefix="horovod-ray-tune-"))
+    of_other = Path(tempfile.mkdtemp(prefix="other-"))
+    in_use = _OwnFolder()
+    for folder in (of_killed, Path(in_use.name), of_other):
+        os.utime(folder, (0, 0))
+    own = _OwnFolder()
+    assert {*tmp_path.iterdir()} == {just_made, of_other, Path(in_use.name), Path(own.name)}
+    in_use.cleanup()
+    own.cleanup()
+    assert {*tmp_path.iterdir()} == {just_made, of_other}
 
 
 def test_outside_of_a_trial() -> None:
