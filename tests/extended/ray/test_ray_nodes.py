@@ -34,7 +34,11 @@ def client_port() -> int:
 @pytest.fixture(scope="module")
 def cluster(client_port: int) -> Iterator[Cluster]:
     head = {"num_cpus": 2, "include_dashboard": False, "no_monitor": True, "ray_client_server_port": client_port}
-    running = Cluster(initialize_head=True, head_node_args=head)
+    with pytest.MonkeyPatch.context() as patch:
+        # Ray Client's proxy forks to start a server for each driver. gRPC would start its threads again in the child,
+        # before the child becomes another program, and sometimes crashes there.
+        patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
+        running = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
             running.add_node(num_cpus=2)
