@@ -48,10 +48,7 @@ class RoundsJob:
         assert [program.line() for program in self.programs] == [expected] * len(self.programs)
 
     def tell(self, rank: int, name: str, seconds: int = 0) -> None:
-        stdin = self.programs[rank].process.stdin
-        assert stdin is not None
-        stdin.write(f"{seconds} {name}\n")
-        stdin.flush()
+        self.programs[rank].tell(f"{seconds} {name}")
 
     def send_signal(self, rank: int, signum: int) -> None:
         self.programs[rank].process.send_signal(signum)

@@ -103,18 +103,17 @@ class Program:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            bufsize=0,  # communicate() would not see what readline() has read into a buffer
         )
 
     def line(self) -> str:
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        return self.process.stdout.readline().decode().strip()
 
-    def tell(self) -> None:
+    def tell(self, text: str = "") -> None:
         """Lets it go on that waits for a line."""
         assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        self.process.stdin.write(f"{text}\n".encode())
 
     def finish(self, seconds: float = DEADLINE_SECONDS) -> str:
         """What else it printed; it must end well, and in time."""
@@ -125,7 +124,7 @@ class Program:
     def end(self, seconds: float = DEADLINE_SECONDS) -> tuple[int, str, str]:
         """How it ended, in time, and what else it printed."""
         out, err = self.process.communicate(timeout=seconds)
-        return self.process.returncode, out, err
+        return self.process.returncode, out.decode(), err.decode()
 
     def __enter__(self) -> Program:
         return self

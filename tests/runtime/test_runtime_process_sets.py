@@ -217,8 +217,7 @@ def test_a_rank_lost_in_a_set_ends_the_world(coordinator, transport):
     common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "3", "HOROVOD_TRANSPORT": transport}
     programs = [Program(SETS + LOST, HOROVOD_RANK=str(rank), **common) for rank in range(3)]
     assert [programs[rank].line() for rank in (0, 2)] == ["ready", "ready"]
-    programs[1].process.stdin.write("\n")
-    programs[1].process.stdin.flush()
+    programs[1].tell()
     for rank in (0, 2):
         cause, later = programs[rank].finish().splitlines()
         assert f"ank 1 (pid {programs[1].process.pid}) on host" in cause
