@@ -1,4 +1,4 @@
-"""What a framework has under another name, and why it has not what others have.
+"""For each framework: which functions it has under another name, and why it lacks others.
 
 A name is that of the framework's module. An option is written `name(option)`. Patterns are those of fnmatch; the first
 one that has a reason for the framework counts.

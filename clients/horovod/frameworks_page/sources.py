@@ -1,4 +1,4 @@
-"""The public names of a module and the options of what they name, from its text alone."""
+"""The public names of a module and the options of each, read from the source file: nothing is imported."""
 
 from __future__ import annotations
 

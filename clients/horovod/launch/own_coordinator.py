@@ -81,7 +81,7 @@ class OwnCoordinator:
         self._running.rank_ended(ended)
 
     def story(self, job: str) -> Sequence[StoryEntry]:
-        """What has happened to the job, the oldest first."""
+        """The events of the job, the oldest first."""
         return self._running.server.story(job) if self._running.server is not None else ()
 
     def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
@@ -108,7 +108,8 @@ class OwnCoordinator:
             if made is None:
                 return None
             self.certificate, self.server_name = made.text(), made.client.server_name
-            # The folder goes at once: what is killed removes no files, and these files have no names.
+            # run_certificate removes its folder when this block ends. Copies of its files in memory have no names, so a
+            # driver that is killed leaves no file.
             return ServerTls(self._unnamed(made.server.cert), self._unnamed(made.server.key))
 
     def _unnamed(self, path: str) -> str:

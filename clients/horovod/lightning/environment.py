@@ -1,4 +1,4 @@
-"""What Lightning wants to know of whoever starts the processes."""
+"""Lightning's ClusterEnvironment: the address, size and ranks of the world, as Horovod knows them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from horovod.base.errors import TrainingCode, coded
 
-# Where a package has what a Trainer is, and where it has what comes below that.
+# For each package: the module that has the Trainer, and the module of Fabric, on which the Trainer rests.
 _PARTS = {
     "lightning": ("lightning.pytorch", "lightning.fabric"),
     "pytorch_lightning": ("pytorch_lightning", "lightning_fabric"),

@@ -100,7 +100,7 @@ class HorovodStrategy(_Base):
 
     @num_nodes.setter
     def num_nodes(self, number: int) -> None:
-        """What was given to the Trainer does not count: the launcher has placed the ranks."""
+        """Ignores the Trainer's num_nodes: the launcher has placed the ranks."""
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class HorovodStrategy(_Base):
     # -- collectives ---------------------------------------------------------------------------------------------------
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """Over all ranks, or those of `group`, a ProcessSet. What is not a tensor comes back as it is.
+        """Reduces a tensor over all ranks, or over the ProcessSet `group`. Other values are returned unchanged.
 
         reduce_op: mean, sum, min, max or product, or an operation of torch.distributed; None: the sum.
         """

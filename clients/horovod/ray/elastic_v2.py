@@ -98,7 +98,7 @@ class ElasticParams(BaseParams):
 
 
 def check_elastic(settings: Any, params: ElasticParams) -> ElasticRequest:
-    """What is asked for; ValueError in words for what can't be."""
+    """The request that the parameters make. ValueError says which parameters contradict each other."""
     source = None if params.override_discovery else getattr(settings, "discovery", None)
     if source is None and not params.override_discovery:
         sentence = "override_discovery=False needs settings.discovery, an object that finds hosts."
@@ -341,7 +341,7 @@ class _ElasticCall:
 
 
 def _is_complete(ended: Sequence[Trained]) -> bool:
-    """Whether all ranks of the last world have returned, so that nobody goes on with its work."""
+    """Whether all ranks of the last world have returned: then the work of the job is done."""
     last = max(ended, key=lambda one: one.epoch, default=Trained(0))
     ranks = {one.rank for one in ended if one.epoch == last.epoch and one.code == 0}
     return bool(last.epoch and last.size) and len(ranks) == last.size

@@ -18,7 +18,7 @@ from horovod.data.parquet.row_groups import RowGroups
 from horovod.data.parquet.windows import Batches, cut, joined
 from horovod.data.prefetch import Prefetch
 
-# Pieces that a thread has decoded and nobody has taken yet, besides the one that it is decoding.
+# How many decoded pieces a thread may have ready for the iteration, beside the piece that it decodes.
 _AHEAD = 1
 
 
@@ -170,7 +170,7 @@ class ParquetReader(BaseDataLoader):
                 stream.close()
 
     def _outcomes(self, pieces: Iterator[Piece]) -> Iterator[Columns | Exception]:
-        """The pieces, decoded, or what was raised for one: nobody may ever come to that piece."""
+        """Each piece decoded, or the exception of decoding it, raised once an iteration reaches the piece."""
         for piece in pieces:
             try:
                 outcome: Columns | Exception = self._decode(piece)
