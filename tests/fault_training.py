@@ -196,10 +196,7 @@ class Training:
         return self.answer(kind)
 
     def tell(self, kind: int) -> None:
-        stdin = self.programs[0].process.stdin
-        assert stdin is not None
-        stdin.write(f"{kind}\n")
-        stdin.flush()
+        self.programs[0].tell(str(kind))
 
     def answer(self, kind: int) -> float:
         line = self.programs[0].line()
