@@ -78,8 +78,8 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
     def observe(seconds: float, operation: str, result: str) -> None:
         hub.metrics.store_seconds.observe(seconds, operation, result)
 
-    def has_agent(job: str, rank: int) -> bool:
-        return cluster.watches(job, rank)
+    def agent_s(job: str, rank: int) -> float:
+        return cluster.agent_s(job, rank)
 
     measured = MeasuredStore(store, observe)
     hub = Hub(
@@ -88,7 +88,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         deadlock=config.deadlock,
         told_level=config.told_level,
         peers=peers,
-        has_agent=has_agent,
+        agent_s=agent_s,
     )
     cluster = ClusterHub(
         measured,

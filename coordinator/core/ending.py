@@ -13,6 +13,8 @@ from horovod.base.words import capitalized, joined, ranks_in_words
 # A rank that dies takes its peers down with it, and the end of a peer may be reported first. The end of the rank itself
 # follows within so long: milliseconds, but for a busy machine.
 AFTERMATH_S = 0.5
+# For so long a loss that others noticed waits for the word of the rank's agent, which knows how the process ended.
+AGENT_S = 0.5
 
 
 class Outcome(Protocol):

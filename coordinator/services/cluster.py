@@ -142,9 +142,9 @@ class ClusterHub:
         """The names of connected agents; none where another coordinator serves."""
         return list(self._agents) if self.serves else []
 
-    def watches(self, job_id: str, rank: int) -> bool:
-        """Whether an agent will tell here how the process of this rank ended."""
-        return self.serves and self.cluster.watches(job_id, rank)
+    def agent_s(self, job_id: str, rank: int) -> float:
+        """How long to wait for an agent's word how the process of this rank ended; 0: none will tell it here."""
+        return self.cluster.agent_s(job_id, rank) if self.serves else 0.0
 
     async def _begin(self) -> None:
         """Goes on with the jobs that the store knows of."""

@@ -76,17 +76,18 @@ class Hub:
         peers: Peers | None = None,
         lease_s: float = LEASE_S,
         id_capacity: int = MAX_IDS,
-        has_agent: Callable[[str, int], bool] = lambda job, rank: False,
+        agent_s: Callable[[str, int], float] = lambda job, rank: 0.0,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead. has_agent: whether an agent
-        will call `rank_ended` for the process that was started as this rank of the job.
+        lease_s: after which a coordinator that can't reach the store counts as dead. agent_s: how long to
+        wait, at most, until an agent calls `rank_ended` for the process that was started as this rank of the job; 0:
+        none will.
         """
         self._told_level = told_level
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
-        self._membership = Membership(limits.reattach_grace_s, has_agent)
+        self._membership = Membership(limits.reattach_grace_s, agent_s)
         self.serving = Serving(
             store,
             peers or Peers(),

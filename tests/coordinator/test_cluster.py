@@ -48,9 +48,11 @@ class Story:
         sent, self.sent = self.sent, []
         return [(agent, kind) for agent, kind, _ in sent]
 
-    def agent(self, name: str, slots: int = 2, jobs: tuple[pb.JobReport, ...] = (), instance: str = "") -> None:
+    def agent(
+        self, name: str, slots: int = 2, jobs: tuple[pb.JobReport, ...] = (), instance: str = "", **more: Any
+    ) -> None:
         register = pb.Register(
-            protocol_version=2, version="1.0", name=name, instance=instance or name, slots=slots, jobs=jobs,
+            protocol_version=2, version="1.0", name=name, instance=instance or name, slots=slots, jobs=jobs, **more,
             cpus=64, memory_bytes=1 << 40, probe_port=1,
             interfaces=[membership_pb2.Interface(address=f"10.0.0.{name[1:]}", name="eth0")],
         )  # fmt: skip

@@ -8,8 +8,8 @@ from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode
 from horovod.coordinator.core.clock import JudgeClock
-from horovod.coordinator.core.ending import RankEnded
-from horovod.coordinator.core.world.life import AGENT_S, ENDED_S, PROCESS_ENDED
+from horovod.coordinator.core.ending import AGENT_S, RankEnded
+from horovod.coordinator.core.world.life import ENDED_S, PROCESS_ENDED
 from horovod.coordinator.core.world.liveness import DORMANT_S
 from horovod.protos.v1 import membership_pb2 as pb
 
@@ -45,7 +45,7 @@ SAW = "its agent saw its process end: signal 9 (SIGKILL)"
 @pytest.fixture
 def agents_story() -> Story:
     """Two members that agents have started, on two hosts."""
-    made = Story(grace_s=10.0, has_agent=lambda job, rank: True)
+    made = Story(grace_s=10.0, agent_s=lambda job, rank: AGENT_S)
     made.join("m0", size=2, pid=1, host="h1", rank=0)
     made.join("m1", size=2, pid=2, host="h2", rank=1)
     return made
@@ -72,14 +72,16 @@ def test_what_the_agent_saw_is_the_cause_whoever_is_first(agents_story: Story, a
     assert causes(agents_story) == [f"{SAW}."]
 
 
-def test_a_silent_agent_is_not_waited_for(agents_story: Story) -> None:
+@pytest.mark.parametrize("patience_s", [AGENT_S, 0.125])
+def test_a_silent_agent_is_not_waited_for(agents_story: Story, patience_s: float) -> None:
+    agents_story.membership._jobs["digits"].liveness._agent_s = lambda job, rank: patience_s
     agents_story.disconnect("m1")
     report(agents_story, "m0", 1)
     report(agents_story, "m0", 1)
-    assert agents_story.looks == [(AGENT_S, "digits")]
-    agents_story.pass_time(AGENT_S - 0.1)
+    assert agents_story.looks == [(patience_s, "digits")]
+    agents_story.pass_time(patience_s - 0.0625)
     assert causes(agents_story) == []
-    agents_story.pass_time(0.1)
+    agents_story.pass_time(0.0625)
     (cause,) = causes(agents_story)
     assert "its connections to rank 0" in cause
 

@@ -10,6 +10,7 @@ from test_cluster import FAILED, RUNNING, STOPPED, SUCCEEDED, Story, report
 from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator.core.cluster.job import refusal_of
 from horovod.coordinator.core.elastic.cooldown import Cooldown
+from horovod.coordinator.core.ending import AGENT_S
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -454,6 +455,17 @@ def test_a_supplied_host_goes_with_its_failed_process() -> None:
     assert [(agent, kind) for agent, kind, _ in story.sent] == [("h2", "signal")]
     story.reach()
     assert story.used() == {"h1": [2, 3]}, "and nothing is started there"
+
+
+def test_how_long_a_loss_waits_for_the_word_of_an_agent() -> None:
+    story = Elastic()
+    story.agent("h1", slots=1)
+    story.agent("h2", slots=1, word_seconds=0.125)
+    assert story.cluster.agent_s("j", 0) == 0, "no such job"
+    story.submit_elastic(2)
+    assert [story.cluster.agent_s("j", slot) for slot in (0, 1, 2)] == [AGENT_S, 0.125, 0]
+    story.away("h2")
+    assert story.cluster.agent_s("j", 1) == 0
 
 
 def test_a_supplied_host_is_used_again_once_its_agent_has_come_anew() -> None:

@@ -171,7 +171,7 @@ def test_a_member_of_its_host_says_that_it_is_stopped() -> None:
 
 def test_the_word_of_its_agent_that_it_has_ended_is_better() -> None:
     story = Hung(most=2)
-    story.membership._has_agent = lambda job, rank: True
+    story.membership._agent_s = lambda job, rank: 0.5
     story.come_all("ab", host="h")
     story.stop("b")
     story.look(3, "ab")

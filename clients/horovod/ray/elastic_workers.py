@@ -41,6 +41,9 @@ FAILURE_GRACE_S = 3.0  # how long others may go on after the failure that ends t
 _ASK_AGAIN_S = 1.0  # a process between two worlds can't be asked to leave
 _END_S = 10.0  # for the news of an actor that was killed
 _NODE_SHARE = 0.01  # of the resource of a node, of which it has 1: so many actors fit that it limits nothing
+# Ray tells of a killed actor within some 20 ms, and of a killed node seconds later. A world that does not wait for its
+# word goes on with other workers of the same host, and loses them in turn.
+_WORD_S = 0.1
 _TAKEN_AWAY = "its host is taken away"
 
 _log = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class RayAgent:
             name=host.name,
             instance=secrets.token_hex(8),
             slots=host.slots,
+            word_seconds=_WORD_S,
         )
         self.register.interfaces.add(name="lo", address="127.0.0.1")  # members choose their interfaces themselves
 

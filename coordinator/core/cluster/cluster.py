@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.words import printable
 from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.core.ending import AGENT_S
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -230,14 +231,14 @@ class Cluster:
                 agent.away_since_s = now_s
         self._reachability.restart_limits(now_s)
 
-    def watches(self, job_id: str, rank: int) -> bool:
-        """Whether an agent that is connected will tell how the process of this rank ended."""
+    def agent_s(self, job_id: str, rank: int) -> float:
+        """How long to wait for an agent's word how this rank's process ended; 0: no connected one tells."""
         job = self.jobs.get(job_id)
         if job is None or job.is_over or not lines.is_distributed(job.record):
-            return False
+            return 0.0
         share = next((one for one in job.record.shares if rank in one.slots), None)
         agent = self.agents.get(share.agent) if share is not None else None
-        return agent is not None and agent.is_connected
+        return agent.register.word_seconds or AGENT_S if agent is not None and agent.is_connected else 0.0
 
     # -- what people ask ---------------------------------------------------------------------------------------------
 

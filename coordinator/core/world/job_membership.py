@@ -41,21 +41,21 @@ from .sizes import sizes_of, sizes_of_world
 class JobMembership:
     """The waiting and present members of the job with this name."""
 
-    def __init__(self, name: str, last: LastWorld | None, has_agent: Callable[[str, int], bool]) -> None:
-        """last: the last world that the job had, if that is still remembered. has_agent: as in `Membership`."""
+    def __init__(self, name: str, last: LastWorld | None, agent_s: Callable[[str, int], float]) -> None:
+        """last: the last world that the job had, if that is still remembered. agent_s: as in `Membership`."""
         self.name = name
-        self._has_agent = has_agent
-        self.liveness = Liveness(pb.World(job=name), {}, has_agent)
+        self._agent_s = agent_s
+        self.liveness = Liveness(pb.World(job=name), {}, agent_s)
         self.rendezvous = Rendezvous(name, last, {})
         self._leavers = Leavers()
 
     @classmethod
     def restored(
-        cls, record: pb.WorldRecord, gone: pb.GoneRecord, has_agent: Callable[[str, int], bool], now_s: float
+        cls, record: pb.WorldRecord, gone: pb.GoneRecord, agent_s: Callable[[str, int], float], now_s: float
     ) -> JobMembership:
         """As another coordinator left it. No member is present where all of the world are gone."""
-        job = cls(record.world.job, None, has_agent)
-        job._run(Liveness.restored(record, gone, has_agent, now_s))
+        job = cls(record.world.job, None, agent_s)
+        job._run(Liveness.restored(record, gone, agent_s, now_s))
         requests = requests_of(record)
         for one in gone.gone:
             if one.returns and one.rank < len(requests):
@@ -211,7 +211,7 @@ class JobMembership:
             # Only members that have joined again are left: their goodbyes are late and change nothing.
             effects += [Close(member_id) for member_id in self.liveness.present]
             effects.append(WorldEnded(self.name, self.liveness.world.epoch))
-        self._run(Liveness(formation.world(epoch, secret), formation.requests, self._has_agent))
+        self._run(Liveness(formation.world(epoch, secret), formation.requests, self._agent_s))
         effects.append(Formed(self.liveness.world, claims))
         event = pb.MembershipEvent(world=self.liveness.world)
         effects += [Send(member_id, event) for member_id in self.liveness.present]

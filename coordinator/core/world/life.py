@@ -18,8 +18,8 @@ A witness is the coordinator's own pidfd, or a connected member in the same proc
 of a job of fixed size that is stopped on the host of a witness is therefore never lost; only the limits of stalls end
 its job.
 
-Where an agent watches the process it knows how that ended. What others find first waits up to AGENT_S for its word, so
-that the sentence which everybody gets names the signal.
+Where an agent watches the process it knows how that ended. What others find first waits for its word, usually up to
+AGENT_S (core/ending.py), so that the sentence which everybody gets names the signal.
 
 `Life` is what is known of one member. Each method takes the time it needs and returns the cause of the loss, or "".
 A cause completes "rank 1 was lost: ..." and has no full stop.
@@ -27,7 +27,6 @@ A cause completes "rank 1 was lost: ..." and has no full stop.
 
 from dataclasses import dataclass
 
-AGENT_S = 0.5  # for so long a loss that others noticed waits for the agent's word
 ENDED_S = 1.0  # for so long the goodbye of a process that has ended may still be on its way
 
 PROCESS_ENDED = "its process ended without leaving the job (it was killed or crashed; see its output)"
@@ -84,6 +83,7 @@ class Life:
     agent_told: bool = False  # the agent has told how it ended
     held: str = ""  # the cause of its loss, while that waits for the agent's word
     held_at_s: float = 0.0
+    held_for_s: float = 0.0
     unseen: bool = False  # it was a member at another coordinator, and has not connected to this one
     stopped_since_s: float | None = None  # None: it was not seen to be stopped
     turns: int = 0  # how often the stopped process was given a processor
@@ -120,11 +120,11 @@ class Life:
         self.ended_at_s = now_s if self.ended_at_s is None else self.ended_at_s
         return cause if self.away_since_s is not None or self.held else ""
 
-    def hold(self, cause: str, now_s: float) -> bool:
-        """Lets the cause wait for the agent's word. True if no cause waited before."""
+    def hold(self, cause: str, now_s: float, agent_s: float) -> bool:
+        """Lets the cause wait for so long for the agent's word. True if no cause waited before."""
         is_first = not self.held
         if is_first:
-            self.held, self.held_at_s = cause, now_s
+            self.held, self.held_at_s, self.held_for_s = cause, now_s, agent_s
         return is_first
 
     def peer_broke(self, peer: str) -> str:
@@ -179,7 +179,7 @@ class Life:
         return is_cut_off(self.accuser) if is_silent and self.doubted(is_world_torn) else ""
 
     def overdue(self, now_s: float, grace_s: float) -> str:
-        if self.held and now_s - self.held_at_s >= AGENT_S:
+        if self.held and now_s - self.held_at_s >= self.held_for_s:
             return self.held
         if self.ended_at_s is not None and now_s - self.ended_at_s > ENDED_S:
             return self.ended

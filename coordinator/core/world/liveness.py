@@ -24,7 +24,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 
 from .effects import Effect, Gone, LookLater, Send, WorldEnded
 from .formation import requests_of
-from .life import AGENT_S, PROCESS_ENDED, was_stopped
+from .life import PROCESS_ENDED, was_stopped
 from .present import Present
 from .sight import Sight, hung_limit_s
 
@@ -53,9 +53,9 @@ class Liveness:
         self,
         world: pb.World,
         requests: Mapping[str, pb.JoinRequest],
-        has_agent: Callable[[str, int], bool],
+        agent_s: Callable[[str, int], float],
     ) -> None:
-        """requests: those with which the members joined, by member id. has_agent: as in `Membership`."""
+        """requests: those with which the members joined, by member id. agent_s: as in `Membership`."""
         self.world = world
         self.present: dict[str, Present] = {}  # by member id
         self.suspected: dict[str, Present] = {}  # by member id
@@ -63,7 +63,7 @@ class Liveness:
         self.hung_limit_s = hung_limit_s(world)
         # A member has lost its connections to a peer. Where several are out of reach, it names the first.
         self._is_torn = False
-        self._has_agent = has_agent
+        self._agent_s = agent_s
         self._causes: dict[str, str] = {}  # member id -> the sentence with which it was declared lost
         # Process namespace -> its members, also those that are gone.
         self._by_namespace: dict[str, list[Present]] = {}
@@ -78,10 +78,10 @@ class Liveness:
 
     @classmethod
     def restored(
-        cls, record: pb.WorldRecord, gone: pb.GoneRecord, has_agent: Callable[[str, int], bool], now_s: float
+        cls, record: pb.WorldRecord, gone: pb.GoneRecord, agent_s: Callable[[str, int], float], now_s: float
     ) -> Liveness:
         """Another coordinator had this world. Its members that are not gone are away from now on."""
-        found = cls(record.world, {request.member_id: request for request in requests_of(record)}, has_agent)
+        found = cls(record.world, {request.member_id: request for request in requests_of(record)}, agent_s)
         for one in gone.gone:
             if (member := found.by_rank.get(one.rank)) is not None:
                 found._forget(member)
@@ -215,10 +215,11 @@ class Liveness:
 
     def _judge(self, one: Present, cause: str, now_s: float) -> Sequence[Finding]:
         if cause:
-            if one.life.agent_told or not self._has_agent(self.world.job, one.started_as):
+            agent_s = self._agent_s(self.world.job, one.started_as)
+            if one.life.agent_told or not agent_s:
                 return [Loss(one.member_id, cause)]
             self.suspected[one.member_id] = one
-            return [LookLater(self.world.job, AGENT_S)] if one.life.hold(cause, now_s) else []
+            return [LookLater(self.world.job, agent_s)] if one.life.hold(cause, now_s, agent_s) else []
         if one.life.needs_watching():
             self.suspected[one.member_id] = one
         return []
