@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
-"""How long an elastic job on Ray takes to train on when an actor, or a node, is killed; and until it has another actor.
-
-    python benchmarks/ray_recovery.py                      10 kills of one of 2 actors, one node that dies
-    python benchmarks/ray_recovery.py --np 4 --kills 5 --spares 1 --nodes 0
+"""How long an elastic job on Ray is without a step when one of its actors is killed, or a node (benchmarks/ray.py).
 
 The actors take steps without a framework: an allreduce of one number and a commit. Each is on a host of its own, which
 is invented: Ray places it by a resource "node:<host>". By turns an actor gets SIGKILL, and the times go from just
@@ -16,19 +12,14 @@ A node is killed with its actor and its raylet; --nodes says how often. "ray.nod
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
-import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.cluster_utils import Cluster
 
 from horovod.ray import RayExecutor
@@ -38,27 +29,13 @@ from horovod.runner.elastic.discovery import FixedHosts
 START_S = 120.0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--np", type=int, default=2, help="actors of a world")
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--spares", type=int, default=0, help="actors that wait")
-    parser.add_argument("--nodes", type=int, default=1, help="nodes that are killed")
-    parser.add_argument("--json", help="file for all figures")
-    options = parser.parse_args(argv)
-    if (load := os.getloadavg()[0]) > 0.7:
-        print(f"The load is {load:.1f}: other programs disturb these figures.")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    figures = actors_killed(options.np, options.kills, options.spares)
-    for _ in range(options.nodes):
+def figures(size: int, kills: int, spares: int, nodes: int) -> dict[str, list[float]]:
+    """Seconds of each kill, by the names above."""
+    found = actors_killed(size, kills, spares) if kills else {}
+    for _ in range(nodes):
         for name, seconds in node_killed().items():
-            figures.setdefault(name, []).append(seconds)
-    for name, seconds in figures.items():
-        print(f"{name:<32} median {statistics.median(seconds) * 1000:8.1f} ms   worst {max(seconds) * 1000:8.1f} ms")
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump({"load_at_start": load, "np": options.np, "seconds": figures}, file, indent=1)
-    return 0
+            found.setdefault(name, []).append(seconds)
+    return found
 
 
 def actors_killed(size: int, kills: int, spares: int = 0) -> dict[str, list[float]]:
@@ -207,7 +184,3 @@ def steps(stop: str) -> None:
             state.commit()
 
     run_fn(train, hvd.join_again)(state)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,4 @@
-#!/usr/bin/env python3
-"""How long workers on Ray take to start, and what a call costs, beside Ray Train's TorchTrainer.
-
-    python benchmarks/ray_start.py                    2 and 8 workers, 5 rounds
-    python benchmarks/ray_start.py --np 4 --rounds 3
+"""How long workers on Ray take to start, and what a call costs, beside Ray Train's TorchTrainer (benchmarks/ray.py).
 
 Ray is one of its own, which runs already; so is the Python that Ray keeps ready for the first actors. All workers share
 this machine's processors. In each round, one after the other:
@@ -18,12 +14,9 @@ this machine's processors. In each round, one after the other:
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -31,44 +24,26 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.exceptions import RayActorError
 
 from horovod.ray import RayExecutor
 
 CALLS = 200
-NAMES = ("started", "first step", "with torch", "TorchTrainer", "execute", "told", "recovered")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--np", type=int, nargs="+", default=[2, 8], help="numbers of workers")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--without-trainer", action="store_true", help="leave TorchTrainer out")
-    parser.add_argument("--json", help="file for all figures")
-    options = parser.parse_args(argv)
-    if (load := os.getloadavg()[0]) > 0.7:
-        print(f"The load is {load:.1f}: other programs disturb these figures.")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+def figures(sizes: Sequence[int], rounds: int, with_trainer: bool) -> dict[str, list[float]]:
+    """Seconds of all rounds, by the number of workers and the names above. Starts a Ray of its own."""
+    found: dict[str, list[float]] = {}
     # A controller of Ray Train takes no processor, but Ray gives one to each actor that asks for none.
-    ray.init("local", num_cpus=max(options.np) + 1, include_dashboard=False, log_to_driver=False)
-    figures: dict[int, dict[str, list[float]]] = {}
+    ray.init("local", num_cpus=max(sizes) + 1, include_dashboard=False, log_to_driver=False)
     try:
-        for size in options.np:
-            found = figures[size] = {}
-            for _ in range(options.rounds):
-                for name, seconds in one_round(size, not options.without_trainer).items():
-                    found.setdefault(name, []).append(seconds)
-            print(f"{size} workers")
-            for name in NAMES:
-                if name in found:
-                    median, worst = statistics.median(found[name]), max(found[name])
-                    print(f"  {name:<14} median {median * 1000:9.1f} ms   worst {worst * 1000:9.1f} ms")
+        for size in sizes:
+            for _ in range(rounds):
+                for name, seconds in one_round(size, with_trainer).items():
+                    found.setdefault(f"{size} workers: {name}", []).append(seconds)
     finally:
         ray.shutdown()
-    if options.json:
-        Path(options.json).write_text(json.dumps({"load_at_start": load, "seconds": figures}, indent=1))
-    return 0
+    return found
 
 
 def one_round(size: int, with_trainer: bool) -> dict[str, float]:
@@ -186,7 +161,3 @@ def until_killed() -> None:
     ray_logger.log({"pid": os.getpid()})
     while True:
         allreduce()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
