@@ -97,7 +97,7 @@ class Batches:
             sparse=source.sparse,
             storage_options=source.storage_options,
         )
-        self._stream: Iterator[Batch] | None = None
+        self._rest: tuple[int, Iterator[Batch]] | None = None  # an endless stream, and which batch comes next
 
     @property
     def weighted(self) -> bool:
@@ -111,11 +111,15 @@ class Batches:
     def of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
         """Batches of an epoch, with the number of rows that count and what their mean loss is multiplied by.
 
-        With a given number of steps, an epoch goes on in the data where the one before has ended.
+        With a given number of steps, an epoch goes on in the data where the one before has ended. Either way its
+        batches depend on its number alone: an epoch that is read again, or first by a run that is resumed, is the same.
         """
         if self._source.steps is not None:
-            for batch in itertools.islice(self._from(epoch), self.steps):
+            first = epoch * self.steps
+            stream = self._from(first)
+            for batch in itertools.islice(stream, self.steps):
                 yield batch, self._source.batch_size, 1.0
+            self._rest = first + self.steps, stream
             return
         self._reader.set_epoch(epoch)
         last: Batch = {}
@@ -125,13 +129,15 @@ class Batches:
         if step < self.steps and last:
             yield {name: array[:1] for name, array in last.items()}, 0, 0.0
 
-    def _from(self, epoch: int) -> Iterator[Batch]:
-        if self._stream is None:
-            self._reader.set_epoch(0)
-            self._stream = iter(self._reader)
-            for _ in itertools.islice(self._stream, epoch * self.steps):
-                pass  # the batches of the epochs that a resumed run has behind it
-        return self._stream
+    def _from(self, first: int) -> Iterator[Batch]:
+        """The endless stream from batch `first` on: what the epoch before has left, or else a new one. It is nobody
+        else's, so an epoch that is given up half way ends its threads.
+        """
+        rest, self._rest = self._rest, None
+        if rest is not None and rest[0] == first:
+            return rest[1]
+        self._reader.set_epoch(0, batches=first)
+        return iter(self._reader)
 
 
 def sparse_sizes(metadata: dict[str, dict[str, Any]], columns: Sequence[str]) -> dict[str, int]:
