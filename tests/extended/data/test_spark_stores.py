@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from collections.abc import Iterator
@@ -147,7 +148,18 @@ class Renaming(MemoryFileSystem):  # type: ignore[misc]
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
     cachable = False
-    fails = False
+    fails = False  # in the middle of an upload
+    renames: int | None = None  # so often, before the connection is gone
+    is_reached = True
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return str(super()._strip_protocol(path.removeprefix("renaming://")))
+
+    def info(self, path: str, **kwargs: Any) -> Any:
+        if not self.is_reached:
+            raise OSError("the connection is gone")
+        return super().info(path, **kwargs)
 
     def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
         super().pipe_file(path, value[: len(value) // 2] if self.fails else value, **kwargs)
@@ -157,18 +169,54 @@ class Renaming(MemoryFileSystem):  # type: ignore[misc]
     def mv(self, path1: str, path2: str, **kwargs: Any) -> None:
         if self.exists(path2):
             raise OSError("it exists")
+        if self.renames is not None:
+            self.renames -= 1
+            if self.renames < 0:
+                raise OSError("the connection is gone")
         super().mv(path1, path2, **kwargs)
 
 
-def test_a_write_that_fails_leaves_the_earlier_file_where_uploads_are_visible() -> None:
-    files = Renaming()
+@pytest.fixture
+def files() -> Iterator[Renaming]:
+    yield Renaming()
+    Renaming.store.clear()
+
+
+def test_a_write_that_fails_leaves_the_earlier_file_where_uploads_are_visible(files: Renaming) -> None:
     for content in (b"earlier", b"late"):
         write_file(files, "/run/checkpoint", content)
-    files.fails = True
-    with pytest.raises(OSError, match="the connection is gone"):
-        write_file(files, "/run/checkpoint", b"later")
     assert files.find("/run") == ["/run/checkpoint"]
-    assert files.cat_file("/run/checkpoint") == b"late"
+    for failure in ({"fails": True}, {"renames": 1}):
+        vars(files).update(failure)
+        with pytest.raises(OSError, match="the connection is gone"):
+            write_file(files, "/run/checkpoint", b"later")
+        vars(files).update(fails=False, renames=None)
+    assert files.find("/run") == ["/run/.checkpoint.earlier"]  # its writer could not give it back its name
+
+
+def test_a_file_that_was_being_replaced_is_found(files: Renaming) -> None:
+    store = FilesystemStore("renaming://p")
+    store._fs = files
+    path = store.get_checkpoint_path("run")
+    assert path is not None
+    for content in (b"1", b"2", b"3", b"4"):
+        files.renames = 1 if content == b"3" else None  # the earlier one is out of the way, then the writer dies
+        with pytest.raises(OSError, match="gone") if files.renames else contextlib.nullcontext():
+            store.write(path, content)
+        assert store.exists(path)
+        assert store.read(path) == (b"2" if content == b"3" else content)
+    store.write(path, b"5")
+    assert files.find("/p") == ["/p/runs/run/checkpoint"]
+
+
+def test_a_file_system_that_cannot_be_asked_is_an_error(files: Renaming) -> None:
+    """An answer that there is nothing would begin a run anew, or train without validation."""
+    store = FilesystemStore("renaming://p")
+    store._fs = files
+    files.is_reached = False
+    for ask in (store.exists, store.is_parquet_dataset, store.get_checkpoints):
+        with pytest.raises(OSError, match="the connection is gone"):
+            ask("renaming://p/run")
 
 
 @pytest.mark.parametrize(

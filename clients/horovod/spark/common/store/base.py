@@ -41,7 +41,7 @@ class Store(ABC):
 
     @abstractmethod
     def is_parquet_dataset(self, path: str) -> bool:
-        """Whether there are Parquet files at `path`."""
+        """Whether there are Parquet files at `path`. Raises what the file system does when it can't be asked."""
 
     @abstractmethod
     def get_parquet_dataset(self, path: str) -> Any:
@@ -93,7 +93,9 @@ class Store(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder at `path`."""
+        """Whether there is a file or folder at `path`. Raises what the file system does when it can't be asked: a run
+        whose checkpoint can't be seen would begin anew, and overwrite it.
+        """
 
     @abstractmethod
     def read(self, path: str) -> bytes:

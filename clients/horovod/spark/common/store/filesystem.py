@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -10,9 +12,10 @@ from typing import Any
 
 from horovod.base.errors import DataCode, coded
 from horovod.spark.common.store.base import LocalOutputDir, Store, Sync, import_parquet
-from horovod.spark.common.store.writing import FolderSync, local_output_dir, write_file
+from horovod.spark.common.store.writing import FolderSync, local_output_dir, names_of, write_file
 
 _CHECKPOINT, _LOGS = "checkpoint", "logs"
+_MAGIC = b"PAR1"  # the first and the last four bytes of a Parquet file
 
 
 class AbstractFilesystemStore(Store):
@@ -79,10 +82,15 @@ class AbstractFilesystemStore(Store):
         return self.storage_options
 
     def is_parquet_dataset(self, path: str) -> bool:
-        try:
-            return bool(self.get_parquet_dataset(path).fragments)
-        except (OSError, ValueError):  # pyarrow's errors about files that are not Parquet are ValueErrors
+        if not self.exists(path):
             return False
+        folder = self.get_localized_path(path)
+        for name, about in sorted(self.fs.find(folder, detail=True).items()):
+            if any(part.startswith(("_", ".")) for part in name.removeprefix(folder).split("/")):
+                continue
+            size = about["size"]
+            return size >= 2 * len(_MAGIC) and self.fs.cat_file(name, size - len(_MAGIC), size) == _MAGIC
+        return False
 
     def get_parquet_dataset(self, path: str) -> Any:
         self.fs.invalidate_cache()
@@ -110,10 +118,9 @@ class AbstractFilesystemStore(Store):
         return _join(self.get_run_path(run_id), self._checkpoint_filename) if self._save_runs else None
 
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
-        folder = self.get_localized_path(self.get_run_path(run_id))
-        self.fs.invalidate_cache()
-        if not self.fs.exists(folder):
+        if not self.exists(self.get_run_path(run_id)):
             return []
+        folder = self.get_localized_path(self.get_run_path(run_id))
         names = [str(name).removeprefix(folder).strip("/") for name in self.fs.find(folder)]
         return [_join(self.get_run_path(run_id), name) for name in sorted(names) if name.endswith(suffix)]
 
@@ -128,10 +135,18 @@ class AbstractFilesystemStore(Store):
 
     def exists(self, path: str) -> bool:
         self.fs.invalidate_cache()
-        return bool(self.fs.exists(self.get_localized_path(path)))
+        for name in names_of(self.fs, self.get_localized_path(path)):
+            # Not fs.exists(): that calls a file missing when the file system can't be asked.
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self.fs.info(name)
+                return True
+        return False
 
     def read(self, path: str) -> bytes:
-        return bytes(self.fs.cat_file(self.get_localized_path(path)))
+        for name in names_of(self.fs, self.get_localized_path(path)):
+            with contextlib.suppress(FileNotFoundError):
+                return bytes(self.fs.cat_file(name))
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def write(self, path: str, content: bytes) -> None:
         write_file(self.fs, self.get_localized_path(path), content)

@@ -2,6 +2,9 @@
 
 Object stores show an object once its upload is complete. Elsewhere a file is written under another name beside its
 place, and renamed. On a local disk its content is on the disk before it has its name.
+
+HDFS, for one, renames onto no file. There the earlier file gets a second name until the new one has its own, and
+whoever reads looks for both: see names_of().
 """
 
 from __future__ import annotations
@@ -13,27 +16,36 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-# fsspec's names of file systems whose uploads of one object are atomic, so that a second name would only cost a copy.
-_OBJECT_STORES = frozenset(
-    ("abfs", "abfss", "az", "gcs", "gs", "memory", "oci", "oss", "r2", "s3", "s3a", "wasb", "wasbs")
-)
+# fsspec's names of the object stores whose package is known to upload an object as a whole, from bytes and from files.
+# With others the object is copied onto its name, which is safe, but takes longer.
+_OBJECT_STORES = frozenset(("abfs", "abfss", "az", "gcs", "gs", "memory", "s3", "s3a"))
 _LOCAL = frozenset(("file", "local"))
 
 
 def write_file(filesystem: Any, path: str, content: bytes | str) -> None:
     """Writes bytes, or the local file of this name, to `path` of an fsspec file system; makes the folders above it."""
-    protocols = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
+    protocols = _protocols(filesystem)
     if protocols & _LOCAL:
         _write_local(path, content)
-        return
-    if "/" in path.strip("/"):
-        filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
-    if protocols & _OBJECT_STORES:
-        _put(filesystem, path, content)
-        return
-    with _other_name(path, filesystem.rm_file) as other:
-        _put(filesystem, other, content)
-        _rename(filesystem, other, path)
+    elif protocols & _OBJECT_STORES:
+        _put(filesystem, path, content)  # no folders: making them would look for the bucket, and try to make that
+    else:
+        if "/" in path.strip("/"):
+            filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+        with _other_name(path, filesystem.rm_file) as other:
+            _put(filesystem, other, content)
+            _rename(filesystem, other, path)
+
+
+def names_of(filesystem: Any, path: str) -> tuple[str, ...]:
+    """Where to look for the file that was written to `path`, one after the other until it is found."""
+    if _protocols(filesystem) & (_LOCAL | _OBJECT_STORES):
+        return (path,)
+    return path, _earlier(path), path  # again, since a writer may have ended between the first two
+
+
+def _protocols(filesystem: Any) -> set[str]:
+    return {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
 
 
 def _put(filesystem: Any, path: str, content: bytes | str) -> None:
@@ -48,11 +60,27 @@ def _put(filesystem: Any, path: str, content: bytes | str) -> None:
 def _rename(filesystem: Any, source: str, target: str) -> None:
     try:
         filesystem.mv(source, target)
+        return
     except OSError:
         if not filesystem.exists(target):
             raise
-        filesystem.rm_file(target)  # HDFS, for one, renames onto no file
+    earlier = _earlier(target)
+    if filesystem.exists(earlier):  # of a writer that died before it could remove it: `target` is newer
+        filesystem.rm_file(earlier)
+    filesystem.mv(target, earlier)
+    try:
         filesystem.mv(source, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            filesystem.mv(earlier, target)
+        raise
+    filesystem.rm_file(earlier)
+
+
+def _earlier(path: str) -> str:
+    """The name of the file that is being replaced; readers of folders leave it out."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/.{name}.earlier"
 
 
 @contextlib.contextmanager
