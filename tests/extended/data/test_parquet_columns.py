@@ -20,6 +20,7 @@ from horovod.data import ParquetReader
 VECTOR = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float64()))]
 )
+NESTED = pa.list_(pa.list_(pa.int64()))
 
 
 def dense(*values: float) -> dict[str, Any]:
@@ -83,7 +84,21 @@ def test_sparse_lists_become_dense_rows(tmp_path: Path) -> None:
         (pa.int64(), [[1, 2], [3, 4, 5, None]], {}, DataCode.NULL_VALUE, ["1.parquet", "row 3"]),
         (pa.list_(pa.int64()), [[[1], [2], [3], None]], {}, DataCode.NULL_VALUE, ["0.parquet", "row 3"]),
         (pa.list_(pa.int64()), [[[1, 2], [2, 3], [4, None]]], {}, DataCode.NULL_VALUE, ["0.parquet", "row 2"]),
+        (NESTED, [[[[1], [2]], [[3], [4]], [[5], [None]]]], {}, DataCode.NULL_VALUE, ["row 2"]),
+        (NESTED, [[[[1], [2]], [[3], [4]], [[5], None]]], {}, DataCode.NULL_VALUE, ["row 2"]),
+        (NESTED, [[[[1], [2]], [[3], [4, 5]]]], {}, DataCode.DIFFERENT_SHAPES, ["row 1", 2, 1]),
         (VECTOR, [[dense(1), None]], {}, DataCode.NULL_VALUE, ["0.parquet", "row 1"]),
+        (VECTOR, [[dense(1), {**dense(1), "type": None}]], {}, DataCode.NULL_VALUE, ["row 1"]),
+        (VECTOR, [[dense(1), {**dense(1), "values": None}]], {}, DataCode.NULL_VALUE, ["row 1"]),
+        (VECTOR, [[dense(1, 2), {**dense(1), "values": [1, None]}]], {}, DataCode.NULL_VALUE, ["row 1"]),
+        (VECTOR, [[dense(1), {**sparse(1, {0: 1}), "indices": None}]], {}, DataCode.DIFFERENT_SHAPES, ["row 1"]),
+        (
+            VECTOR,
+            [[sparse(3, {0: 1}), {**sparse(3, {0: 1}), "indices": [1, 2]}]],
+            {},
+            DataCode.DIFFERENT_SHAPES,
+            ["row 1"],
+        ),
         (pa.list_(pa.int64()), [[[1], [2], [3], [4, 5]]], {}, DataCode.DIFFERENT_SHAPES, ["row 3", 2, 1]),
         (pa.list_(pa.int64()), [[[1], [2]], [[3, 4]]], {"workers": 0}, DataCode.DIFFERENT_SHAPES, ["1.parquet"]),
         (VECTOR, [[dense(1, 2), sparse(3, {0: 1})]], {}, DataCode.DIFFERENT_SHAPES, ["row 1", 3, 2]),

@@ -167,21 +167,49 @@ def test_no_thread_outlives_an_iteration(path: str) -> None:
     assert threads() == 0
 
 
-def test_a_forked_child_reads_as_well(path: str) -> None:
+def test_other_processes_read_as_well(path: str) -> None:
+    """Forked ones, and such as get the reader pickled; also on a file system whose connections belong to a process."""
     program = f"""
-import os
+import os, pickle
+import fsspec
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from horovod.data import ParquetReader
-reader = ParquetReader({path!r}, ["number"])
-rows = [batch["number"].tolist() for batch in reader]
-begun = iter(reader)
-next(begun)
-if (child := os.fork()) == 0:
-    reader.set_epoch(0)
-    os._exit([batch["number"].tolist() for batch in reader] != rows)
-print("the child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for filesystem in (None, AsyncFileSystemWrapper(target_protocol="file", target_options={{}})):
+    reader = ParquetReader({path!r}, ["number"], cache=True, filesystem=filesystem)
+    rows = [batch["number"].tolist() for batch in reader]
+    begun = iter(reader)
+    next(begun)
+    copies = [lambda: reader, lambda: pickle.loads(pickled)]
+    pickled = pickle.dumps(reader)
+    for copy in copies:
+        if (child := os.fork()) == 0:
+            reader = copy()
+            reader._cached = {{}}
+            reader.set_epoch(0)
+            os._exit([batch["number"].tolist() for batch in reader] != rows)
+        print("the child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == "the child: 0\n", done.stderr
+    assert done.stdout == 4 * "the child: 0\n", done.stderr
+
+
+def test_a_forked_child_does_not_read_files_that_are_others_now() -> None:
+    memory = fsspec.filesystem("memory")
+
+    def write_rows(count: int) -> None:
+        sink = pa.BufferOutputStream()
+        pq.write_table(numbered(0, count), sink)
+        memory.pipe_file("/forked/0.parquet", sink.getvalue().to_pybytes())
+
+    try:
+        write_rows(5)
+        reader = ParquetReader("memory://forked")
+        write_rows(6)
+        reader._row_groups._pid = 0  # as in a forked child
+        with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA, "memory://forked", "changed")):
+            list(reader)
+    finally:
+        memory.rm("/forked", recursive=True)
 
 
 def test_on_another_file_system(path: str) -> None:
@@ -216,6 +244,7 @@ def test_files_and_partitions(tmp_path: Path) -> None:
         {"epochs": 0.5},
         {"shuffle_rows": True},
         {"columns": "number"},
+        {"storage_options": {"key": "x"}, "filesystem": fsspec.filesystem("memory")},
     ],
     ids=str,
 )

@@ -28,15 +28,24 @@ _VECTOR = ["type", "size", "indices", "values"]  # the fields of Spark ML's vect
 
 
 class Place(NamedTuple):
-    """Where a column was read, for errors: `first_row` is the row of the file that the column begins with."""
+    """Where values were read, for errors: `first_row` is the row of the file that the column begins with.
+
+    per_row: how many of the values at hand a row has: more than one inside of lists of lists.
+    """
 
     column: str
     path: str
     first_row: int
+    per_row: int = 1
 
-    def error(self, code: DataCode, row: int, what: str) -> ValueError:
-        """An error about row `row` of the column."""
-        return ValueError(coded(code, f"Column {self.column!r} of {self.path}, row {self.first_row + row}: {what}."))
+    def error(self, code: DataCode, index: int, what: str) -> ValueError:
+        """An error about the value at `index`."""
+        row = self.first_row + index // self.per_row
+        return ValueError(coded(code, f"Column {self.column!r} of {self.path}, row {row}: {what}."))
+
+    def inside(self, length: int) -> Place:
+        """The place of what is in the lists that are here, of this length."""
+        return self._replace(per_row=self.per_row * length)
 
 
 def check_types(schema: pa.Schema, sparse: Mapping[str, int], name: str) -> None:
@@ -130,20 +139,16 @@ def _numbers(array: pa.Array) -> np.ndarray:
     return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _refuse_nulls(array: pa.Array, place: Place) -> None:
+def _refuse_nulls(array: pa.Array, place: Place, said: str = "there is no value (null)") -> None:
     if array.null_count:
-        row = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-        raise place.error(DataCode.NULL_VALUE, row, "there is no value (null)")
+        raise place.error(DataCode.NULL_VALUE, int(np.argmax(array.is_null().to_numpy(zero_copy_only=False))), said)
 
 
 def _lists(array: pa.Array, place: Place) -> np.ndarray:
-    lengths = _lengths(array)
-    length = _one_length(lengths, place, "list")
-    values = array.flatten()
-    if values.null_count:
-        row = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False))) // length
-        raise place.error(DataCode.NULL_VALUE, row, "the list holds a null")
-    inner = _lists(values, place) if _is_list(values.type) else _numbers(values)
+    length = _one_length(_lengths(array), place, "list")
+    values, of_values = array.flatten(), place.inside(length)
+    _refuse_nulls(values, of_values, "the list holds a null")
+    inner = _lists(values, of_values) if _is_list(values.type) else _numbers(values)
     return inner.reshape(len(array), length, *inner.shape[1:])
 
 
@@ -166,17 +171,28 @@ def _one_length(lengths: np.ndarray, place: Place, what: str) -> int:
 
 def _vectors(array: pa.Array, place: Place) -> np.ndarray:
     """Vectors of Spark ML, of which each row says whether it is dense; a dense one has no size and no indices."""
-    is_sparse = _numbers(pc.struct_field(array, "type")) == 0
-    values = pc.struct_field(array, "values")
+    kinds, values = pc.struct_field(array, "type"), pc.struct_field(array, "values")
+    for part in (kinds, values):
+        _refuse_nulls(part, place, "a vector has no type or no values (null)")
+    is_sparse = _numbers(kinds) == 0
     counts = _lengths(values)
     sizes = np.where(is_sparse, _numbers(pc.fill_null(pc.struct_field(array, "size"), 0)), counts)
     size = _one_length(sizes, place, "vector")
-    if not is_sparse.any():
-        return _numbers(values.flatten()).reshape(len(array), size)
     rows, places = _rows_and_places(counts)
-    indices = pc.struct_field(array, "indices").flatten()  # those of sparse rows alone
-    places[is_sparse[rows]] = _numbers(indices)
-    return _scattered(rows, places, _numbers(values.flatten()), (len(array), size), place)
+    flat = values.flatten()
+    if flat.null_count:
+        row = int(rows[np.argmax(flat.is_null().to_numpy(zero_copy_only=False))])
+        raise place.error(DataCode.NULL_VALUE, row, "the vector holds a null")
+    if not is_sparse.any():
+        return _numbers(flat).reshape(len(array), size)
+    indices = pc.struct_field(array, "indices")
+    unlike = is_sparse & (_numbers(pc.fill_null(pc.list_value_length(indices), 0)) != counts)
+    if unlike.any():
+        row = int(np.argmax(unlike))
+        said = f"a sparse vector of {counts[row]} values has another number of indices"
+        raise place.error(DataCode.DIFFERENT_SHAPES, row, said)
+    places[is_sparse[rows]] = _numbers(indices.filter(pa.array(is_sparse)).flatten())
+    return _scattered(rows, places, _numbers(flat), (len(array), size), place)
 
 
 def _sparse(array: pa.Array, size: int, place: Place) -> np.ndarray:

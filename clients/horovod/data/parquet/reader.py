@@ -127,6 +127,9 @@ class ParquetReader(BaseDataLoader):
         rows = self.rows * self.epochs
         return rows // self.batch_size if self._drop_last else -(-rows // self.batch_size)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cached": None if self._cached is None else {}}  # another process reads by itself
+
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
         """The next iteration is this epoch, the one after it the following epoch.
 
@@ -139,6 +142,7 @@ class ParquetReader(BaseDataLoader):
         self._skip = batches
 
     def _iterate(self) -> Iterator[Columns]:
+        self._row_groups.open_in_this_process()
         # Not less than a batch, so that small row groups are joined once and not batch by batch.
         window_rows = max(self._shuffle_rows if self._shuffle else 0, self.batch_size)
         order = Order(self._pieces, window_rows, self._seed, self.epoch, self._shuffle)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import fsspec
 import pyarrow as pa
 import pyarrow.dataset as pads
+from fsspec.implementations.arrow import HadoopFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
-from horovod.base.errors import DataCode, coded
+from horovod.base.errors import DataCode, TrainingCode, coded
 
 # Footers are small, and on object stores each takes the time of a request.
 _FOOTERS_AT_ONCE = 16
@@ -52,34 +54,58 @@ class RowGroups:
         if not paths:
             raise _unreadable("An empty list of paths", "there is nothing to read")
         self.name = paths[0] if len(paths) == 1 else f"{len(paths)} paths beginning with {', '.join(paths[:1])}"
-        filesystem, paths = _on_file_system(paths, filesystem, storage_options)
-        filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
+        self._filesystem, self._paths = _on_file_system(paths, filesystem, storage_options)
+        self._wanted = columns
+        self._open()
+
+    def _open(self) -> None:
+        self._filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
         try:
-            source = paths[0] if len(paths) == 1 else paths
-            self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")
+            source = self._paths[0] if len(self._paths) == 1 else self._paths
+            self._dataset = pads.dataset(source, filesystem=self._filesystem, format="parquet", partitioning="hive")
             fragments = sorted(self._dataset.get_fragments(), key=lambda fragment: str(fragment.path))
         except Exception as error:
             raise _unreadable(self.name, error) from error
         if not fragments:
             raise _unreadable(self.name, "there is no Parquet file in it")
-        self.columns = list(self._dataset.schema.names if columns is None else columns)
+        self.columns = list(self._dataset.schema.names if self._wanted is None else self._wanted)
         if not self.columns:
             raise ValueError(coded(DataCode.MISSING_COLUMN, f"There is no column to read from {self.name}."))
         self._check_columns(self._dataset.schema.names, self.name)
         self.schema = pa.schema([self._dataset.schema.field(name) for name in self.columns])
-        self.groups: list[RowGroup] = []
         with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments))) as pool:
             list(pool.map(_read_footer, fragments))
-        for fragment in fragments:
-            self._add(fragment)
+        self.groups: list[RowGroup] = [group for fragment in fragments for group in self._of_file(fragment)]
+        self._pid = os.getpid()
 
-    def _add(self, fragment: Any) -> None:
+    def open_in_this_process(self) -> None:
+        """Makes connections of its own in a forked child: file systems over a network can't share those of the parent,
+        and most refuse to. Called before the threads start that read.
+
+        Raises:
+            OSError: the file system can't be used after a fork, or the files are others now.
+        """
+        if self._pid == os.getpid() or isinstance(self._filesystem, LocalFileSystem):
+            return
+        if isinstance(self._filesystem, HadoopFileSystem):
+            said = "this process was forked from one that reads HDFS, which Java does not survive: start it by spawn"
+            raise _unreadable(self.name, said)
+        before = [group.rows for group in self.groups]
+        self._filesystem = type(self._filesystem)(*self._filesystem.storage_args, **self._filesystem.storage_options)
+        self._open()
+        if [group.rows for group in self.groups] != before:
+            raise _unreadable(self.name, "its files have changed since this reader was made")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pid=os.getpid())  # what was pickled connects anew
+
+    def _of_file(self, fragment: Any) -> Iterator[RowGroup]:
         partition = pads.get_partition_keys(fragment.partition_expression)
         self._check_columns([*fragment.physical_schema.names, *partition], fragment.path)
         first_row = 0
         for part in fragment.split_by_row_group():
             (group,) = part.row_groups
-            self.groups.append(RowGroup(fragment.path, group.id, first_row, group.num_rows, part))
+            yield RowGroup(fragment.path, group.id, first_row, group.num_rows, part)
             first_row += group.num_rows
 
     def _check_columns(self, there: Sequence[str], where: str) -> None:
@@ -108,6 +134,9 @@ def _on_file_system(
 ) -> tuple[Any, list[str]]:
     """The file system and the paths on it; a URL names its file system."""
     if filesystem is not None:
+        if storage_options:
+            said = "storage_options are for a file system that a URL names; the one that is given has its own."
+            raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, said))
         return filesystem, [filesystem._strip_protocol(path) for path in paths]
     try:
         filesystem, first = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))

@@ -50,6 +50,7 @@ class AbstractFilesystemStore(Store):
         self._save_runs = save_runs
         self._checkpoint_filename = checkpoint_filename or _CHECKPOINT
         self._fs: Any = None
+        self._pid = os.getpid()  # whose _fs it is
 
     def _place(self, path: str | None, name: str) -> str:
         return _join(self.prefix_path, name) if path is None else self.get_full_path(path)
@@ -64,11 +65,12 @@ class AbstractFilesystemStore(Store):
 
     @property
     def fs(self) -> Any:
-        """The fsspec file system, made at its first use. It may remember the contents of folders, which others
-        change: whoever lists one calls `invalidate_cache()` before.
+        """The fsspec file system, made at its first use, and again in a forked child: most can't share connections.
+        It may remember the contents of folders, which others change: whoever lists one calls `invalidate_cache()`
+        before.
         """
-        if self._fs is None:
-            self._fs = self._make_fs()
+        if self._fs is None or self._pid != os.getpid():
+            self._fs, self._pid = self._make_fs(), os.getpid()
         return self._fs
 
     @abstractmethod
@@ -89,7 +91,7 @@ class AbstractFilesystemStore(Store):
             if any(part.startswith(("_", ".")) for part in name.removeprefix(folder).split("/")):
                 continue
             size = about["size"]
-            return size >= 2 * len(_MAGIC) and self.fs.cat_file(name, size - len(_MAGIC), size) == _MAGIC
+            return size >= 2 * len(_MAGIC) and self.fs.cat_file(name, start=size - len(_MAGIC), end=size) == _MAGIC
         return False
 
     def get_parquet_dataset(self, path: str) -> Any:
