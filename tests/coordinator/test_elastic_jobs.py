@@ -466,6 +466,9 @@ def test_how_long_a_loss_waits_for_the_word_of_an_agent() -> None:
     assert [story.cluster.agent_s("j", slot) for slot in (0, 1, 2)] == [AGENT_S, 0.125, 0]
     story.away("h2")
     assert story.cluster.agent_s("j", 1) == 0
+    for promised in (float("nan"), float("inf"), -1.0):
+        story.agent("h2", slots=1, word_seconds=promised)
+        assert story.cluster.agent_s("j", 1) == AGENT_S, promised
 
 
 def test_a_supplied_host_is_used_again_once_its_agent_has_come_anew() -> None:

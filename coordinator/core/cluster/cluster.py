@@ -238,7 +238,10 @@ class Cluster:
             return 0.0
         share = next((one for one in job.record.shares if rank in one.slots), None)
         agent = self.agents.get(share.agent) if share is not None else None
-        return agent.register.word_seconds or AGENT_S if agent is not None and agent.is_connected else 0.0
+        if agent is None or not agent.is_connected:
+            return 0.0
+        promised_s = agent.register.word_seconds
+        return promised_s if 0 < promised_s < AGENT_S else AGENT_S  # also for what is no number
 
     # -- what people ask ---------------------------------------------------------------------------------------------
 
