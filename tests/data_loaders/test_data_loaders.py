@@ -121,8 +121,11 @@ def test_arguments_reach_the_loader() -> None:
     assert (loader.batches, loader.fail_after) == (7, 9)
     assert AsyncLoader().async_loader_queue_size == 64
     assert MixinByItsOldPath is AsyncDataLoaderMixin
-    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "async_loader_queue_size", "-1")):
-        AsyncLoader(-1)
+    for wrong in (-1, "path/of/data"):
+        with pytest.raises(
+            ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "async_loader_queue_size", wrong)
+        ):
+            AsyncLoader(wrong)  # type: ignore[arg-type]
 
 
 def test_no_more_is_made_ahead_than_asked_for() -> None:

@@ -6,6 +6,7 @@ class AsyncLoader(AsyncDataLoaderMixin, Loader)       batches are made ahead, by
 
 from __future__ import annotations
 
+import numbers
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
@@ -55,19 +56,18 @@ class AsyncDataLoaderMixin:
         debug_data_loader: say on stderr at the end of each iteration who waited for whom, and how long.
 
     Raises:
-        ValueError: a queue size below 0.
+        ValueError: a queue size that is no number, or below 0.
     """
 
     def __init__(
         self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        if async_loader_queue_size < 0:
-            raise ValueError(
-                coded(
-                    TrainingCode.INVALID_ARGUMENT,
-                    f"async_loader_queue_size must be 0 or more, not {async_loader_queue_size}.",
-                )
-            )
+        is_number = isinstance(async_loader_queue_size, numbers.Integral)  # NumPy's as well
+        if not is_number or async_loader_queue_size < 0:
+            said = f"async_loader_queue_size must be a number from 0 on, not {async_loader_queue_size!r}."
+            if not is_number:
+                said += " It is the first argument: give those of the loader by name."
+            raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, said))
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader
         self._hvd_running: list[Prefetch] = []
