@@ -18,6 +18,7 @@ from horovod._core import DType, Output, TensorReader
 from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
+from horovod.mxnet.backward_errors import lost_ranks
 
 BFLOAT16: Final[np.dtype[Any]] = np.dtype([("bfloat16", np.uint16)])  # as MXNet writes it
 
@@ -118,7 +119,8 @@ def _in_host_memory(tensor: Any) -> bool:
 
 
 def _address(tensor: Any) -> int:
-    check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
+    with lost_ranks():
+        check_call(_LIB.MXNDArrayWaitToWrite(tensor.handle))
     pointer = ctypes.c_void_p()
     check_call(_LIB.MXNDArrayGetData(tensor.handle, ctypes.byref(pointer)))
     return pointer.value or 0

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from mxnet.gluon.parameter import Parameter
 
 from horovod.common.basics import join_again, rank
 from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
+from horovod.mxnet.backward_errors import drop_errors, lost_ranks
 from horovod.mxnet.functions import allgather_object, broadcast_object
 
 __all__ = ["MXNetState", "leave_at_next_commit", "run"]
@@ -35,9 +37,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
-        Exception: what `func` raises, but for HorovodInternalError and HostsUpdatedInterrupt.
+        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the MXNetError of a
+            gradient of which a collective in the backward pass has failed.
     """
-    return run_fn(func, join_again)
+
+    @functools.wraps(func)
+    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
+        with lost_ranks():
+            return func(state, *args, **kwargs)
+
+    return run_fn(with_our_errors, join_again)
 
 
 class MXNetState(ObjectState):
@@ -67,6 +76,7 @@ class MXNetState(ObjectState):
         super().save()
 
     def restore(self) -> None:
+        drop_errors()  # an array whose operation has failed takes no new values before that
         self._assign(self._saved_values)
         super().restore()
 
@@ -78,6 +88,10 @@ class MXNetState(ObjectState):
             self._assign(values)
         super().sync()
         self._saved_values = values
+
+    def _settle(self) -> None:
+        with lost_ranks():
+            mx.nd.waitall()
 
     def _values(self) -> tuple[dict[str, Any], bytes | None]:
         arrays = {name: _array(one) for name, one in self._parameters.items()}

@@ -12,6 +12,7 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.sparse import start_sparse
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet.arrays import COLLECTIVES
+from horovod.mxnet.backward_errors import lost_ranks
 
 
 def start(tensor: Any, name: str, op: int, process_set: ProcessSet) -> Callable[[], Any]:
@@ -25,7 +26,9 @@ def start(tensor: Any, name: str, op: int, process_set: ProcessSet) -> Callable[
                 "for others.",
             )
         )
-    finish = start_sparse(COLLECTIVES, tensor.indices, tensor.data, name, op, process_set)
+    with lost_ranks():
+        indices, values = tensor.indices, tensor.data
+    finish = start_sparse(COLLECTIVES, indices, values, name, op, process_set)
 
     def wait() -> Any:
         indices, values, members = finish()

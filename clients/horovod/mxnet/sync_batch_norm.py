@@ -10,6 +10,8 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Sum, is_initialized, size
 from horovod.common.process_sets import global_process_set
 from horovod.mxnet.arrays import COLLECTIVES
+from horovod.mxnet.backward_errors import kept
+from horovod.worker.runtime.context import current
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -21,15 +23,14 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     call it once in a forward pass. It is a call of Python, so neither it nor a block around it can be hybridized.
 
     Raises:
-        NotImplementedError: it is hybridized, in a world of several ranks.
-        HorovodInternalError: a rank was lost. In a backward pass, which MXNet runs later, it is an MXNetError where a
-            gradient is waited for.
+        NotImplementedError: it is hybridized, in a world of several ranks or one that may grow.
+        HorovodInternalError: a rank was lost. In a backward pass, which MXNet runs later, MXNet prints this error; it
+            is raised where a collective or a step of the trainer gets to a gradient, and hvd.elastic.run goes back to
+            the last commit. Elsewhere, waiting for a gradient raises an MXNetError.
     """
 
     def forward(self, x: Any, *args: Any) -> Any:
-        if not is_initialized() or size() == 1:
-            return super().forward(x, *args)
-        if isinstance(x, mx.sym.Symbol):
+        if isinstance(x, mx.sym.Symbol) and is_initialized() and (size() > 1 or current().settings.may_grow):
             raise NotImplementedError(
                 coded(
                     OperationCode.NOT_COMPILABLE,
@@ -37,7 +38,8 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
                     "rank's batches alone. Leave out hybridize().",
                 )
             )
-        if not mx.autograd.is_training() or self._kwargs["use_global_stats"]:
+        is_alone = not is_initialized() or size() == 1
+        if is_alone or not mx.autograd.is_training() or self._kwargs["use_global_stats"]:
             return super().forward(x, *args)
         axis = self._kwargs["axis"]
         for param in (self.gamma, self.beta, self.running_mean, self.running_var):
@@ -47,18 +49,26 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
         output = normalize(x)
         shape = normalize.per_channel(x)
         if not self._kwargs["fix_gamma"]:
-            output = output * self.gamma.data().reshape(shape)
-        output = output + self.beta.data().reshape(shape)
+            output = output * self.gamma.data().astype(x.dtype).reshape(shape)  # float32 beside a float16 batch
+        output = output + self.beta.data().astype(x.dtype).reshape(shape)
         momentum = self._kwargs["momentum"]
         with mx.autograd.pause():
             for running, found in ((self.running_mean, normalize.mean), (self.running_var, normalize.variance)):
-                kept = running.data()
-                kept[:] = kept * momentum + found.astype(kept.dtype) * (1 - momentum)
+                values = running.data()
+                values[:] = values * momentum + _like(values, found.astype(values.dtype)) * (1 - momentum)
         return output
 
 
+def _like(sample: Any, array: Any) -> Any:
+    """`array`, an mx.nd one, as an mx.np one if `sample` is."""
+    return array.as_np_ndarray() if isinstance(sample, mx.np.ndarray) else array
+
+
 class _Normalize(mx.autograd.Function):
-    """Without the parameters, whose gradients MXNet finds by itself. Sums are taken in double precision."""
+    """Without the parameters, whose gradients MXNet finds by itself. Sums are taken in double precision.
+
+    It computes with mx.nd arrays, as MXNet gives gradients to backward() whatever forward() returned.
+    """
 
     def __init__(self, axis: int, eps: float, name: str) -> None:
         super().__init__()
@@ -66,10 +76,10 @@ class _Normalize(mx.autograd.Function):
         self.mean: Any = None
         self.variance: Any = None
 
-    def per_channel(self, x: Any) -> list[int]:
+    def per_channel(self, x: Any) -> tuple[int, ...]:
         shape = [1] * len(x.shape)
         shape[self._axis] = -1
-        return shape
+        return tuple(shape)
 
     def _sums(self, *values: Any) -> list[Any]:
         dims = tuple(dim for dim in range(len(values[0].shape)) if dim != self._axis % len(values[0].shape))
@@ -80,7 +90,7 @@ class _Normalize(mx.autograd.Function):
         return COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments)
 
     def forward(self, x: Any) -> Any:
-        wide = x.astype("float64")
+        wide = x.as_nd_ndarray().astype("float64")
         own = mx.nd.full((1,), x.size / x.shape[self._axis], dtype="float64")
         count, sums, squares = self._of_all("statistics", [own, *self._sums(wide, wide * wide)])
         self._count = count.asscalar()
@@ -89,11 +99,13 @@ class _Normalize(mx.autograd.Function):
         shape = self.per_channel(x)
         self._scale = (1 / (self.variance + self._eps).sqrt()).reshape(shape)
         self._output = (wide - self.mean.reshape(shape)) * self._scale
-        return self._output.astype(x.dtype)
+        return _like(x, self._output.astype(x.dtype))
 
+    @mx.util.use_np_shape  # else 0 means an unknown size, and a rank may have no rows
     def backward(self, gradient: Any) -> Any:
         wide = gradient.astype("float64")
         shape = self.per_channel(gradient)
-        sums = self._of_all("gradients", self._sums(wide, wide * self._output))
+        with kept():
+            sums = self._of_all("gradients", self._sums(wide, wide * self._output))
         even, sloped = (one.reshape(shape) / self._count for one in sums)
         return (self._scale * (wide - even - self._output * sloped)).astype(gradient.dtype)

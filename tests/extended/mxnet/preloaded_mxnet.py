@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copyreg
 from multiprocessing.connection import Connection
 
-import mxnet  # noqa: F401
+import mxnet
 import worlds
 
 import horovod.mxnet  # noqa: F401
 
 STOPS_ITS_THREADS = True  # those of MXNet's engine, which come back after a fork
+copyreg.pickle(mxnet.MXNetError, lambda error: (RuntimeError, error.args))  # pytest's environment has no MXNet
 
 
 def forked(descriptors: list[int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import OperationCode
+from horovod.base.errors import OperationCode, code_of
 
 
 def _handles() -> None:
@@ -165,3 +167,62 @@ def _goes_on() -> list[int]:
 def test_a_state_and_the_loop_around_training(mxnet_pair: World) -> None:
     mxnet_pair.run(_state)
     assert sorted(mxnet_pair.run(_goes_on)) == [[0], [1]]
+
+
+def _train_with_batches_of_all(waits_by: str) -> tuple[list[float], list[str]]:
+    """Rank 1 dies in the second backward pass, which MXNet runs later, on a thread of its own; a process that was not
+    in the world before takes its place.
+
+    waits_by: how the script gets to know of it. Returns weights, and what was raised.
+    """
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+    from horovod.mxnet.sync_batch_norm import _Normalize
+
+    dies = waits_by != "nobody dies" and hvd.is_initialized() and hvd.rank() == 1
+    hvd.init()
+    mx.random.seed(3)
+    model = mx.gluon.nn.Sequential(prefix="model_")
+    with model.name_scope():
+        model.add(mx.gluon.nn.Dense(3, in_units=2), hvd.SyncBatchNorm(in_channels=3), mx.gluon.nn.Dense(1, in_units=3))
+    model.initialize(mx.init.Uniform(1.0))
+    trainer = hvd.DistributedTrainer(model.collect_params(), "adam", {"learning_rate": 0.1})
+    state = hvd.elastic.MXNetState(model.collect_params(), trainer, batch=0)
+    raised = []
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while state.batch < 3:
+            if state.batch == 1 and dies:
+                _Normalize.backward = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            with mx.autograd.record():
+                loss = (model(mx.nd.array([[hvd.rank(), state.batch], [1, 2]])) ** 2).sum()
+            loss.backward()
+            try:
+                if waits_by == "gradient":
+                    model[0].weight.grad().asnumpy()
+                trainer.step(1)
+            except Exception as error:
+                raised.append(f"{type(error).__name__}: {error}")
+                raise
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    return model[0].weight.data().asnumpy().ravel().tolist(), raised
+
+
+def test_a_rank_that_is_lost_in_a_backward_pass(mxnet_pair: World) -> None:
+    (undisturbed, _), _ = mxnet_pair.run(_train_with_batches_of_all, "nobody dies")
+    for waits_by in ("step", "gradient"):
+        outcomes = mxnet_pair.outcomes(_train_with_batches_of_all, waits_by, before_replacing=[lambda: None])
+        assert [outcome.text for outcome in outcomes] == [""] * 2
+        (weights, (raised,)), (weights_of_other, none) = [outcome.value for outcome in outcomes]
+        if waits_by == "step":
+            assert raised.startswith("HorovodInternalError: Rank 1 ")
+            assert code_of(raised) == OperationCode.PEER_LOST
+        else:
+            assert raised.startswith("MXNetError: ")
+        assert (weights, none) == (weights_of_other, [])
+        np.testing.assert_allclose(weights, undisturbed, rtol=1e-5)
