@@ -295,6 +295,16 @@ int32_t c_tell_when_done(HorovodOperation* operation, void (*completed)(HorovodO
   return code == HOROVOD_OK ? told : 0;
 }
 
+int32_t c_copy_on_gpu(HorovodEngine* engine, int32_t device, void* to, const void* from, size_t bytes,
+                      uintptr_t stream) {
+  return guarded_call([&]() -> Status {
+    if (engine->process != getpid())
+      return {Code::aborted, error_code::forked_child, "The engine can't be used in a forked child."};
+    const std::shared_ptr<Engine> living = engine->engine.lock();
+    return living ? living->copy_on_gpu(device, to, from, bytes, stream) : shut_down();
+  });
+}
+
 constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           0,
                           sizeof(HorovodApi),
@@ -312,7 +322,8 @@ constexpr HorovodApi kApi{HOROVOD_API_VERSION,
                           &c_received_splits,
                           &c_release,
                           &c_rank,
-                          &c_tell_when_done};
+                          &c_tell_when_done,
+                          &c_copy_on_gpu};
 
 }  // namespace
 

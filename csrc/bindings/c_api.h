@@ -138,6 +138,10 @@ typedef struct {
    * end as HorovodCall says; or 0 and no callback, since the operation is done. */
   int32_t (*tell_when_done)(HorovodOperation* operation, void (*completed)(HorovodOperation* operation, void* context),
                             void* context);
+  /* GPU: queues a copy from one place of its memory to another on `stream`. Of the GPU from which the engine
+   * communicates; `device` is its number. */
+  int32_t (*copy_on_gpu)(HorovodEngine* engine, int32_t device, void* to, const void* from, size_t bytes,
+                         uintptr_t stream);
 } HorovodApi;
 
 #ifdef __cplusplus

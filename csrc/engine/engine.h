@@ -76,6 +76,9 @@ class Engine {
   // How many kinds of operations (names and signatures) are remembered, in all sets.
   size_t known() const;
 
+  // Queues a copy within the memory of this rank's GPU on the framework's `stream`.
+  Status copy_on_gpu(int ordinal, void* to, const void* from, size_t bytes, uintptr_t stream);
+
   // Called before a join: the GPU on which this rank may contribute zeros, though it has used none yet.
   void join_from(int ordinal);
 
@@ -120,6 +123,8 @@ class Engine {
   Status prepare_device(Submission& submission, Communicator& communicator);
   // Opens the GPU with this ordinal, unless the engine uses a GPU already: then `gpu` is that one.
   Status open_gpu(int ordinal, SharedGpu& gpu);
+  // The same, but another GPU than that one is an error.
+  Status open_own_gpu(int ordinal, SharedGpu& gpu);
   // Checks the arguments and finds out where they go; a root becomes a place among the members.
   Status route(Submission& submission, std::shared_ptr<Communicator>& communicator) const;
   std::vector<std::shared_ptr<Communicator>> communicators() const;

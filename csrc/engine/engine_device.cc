@@ -19,17 +19,29 @@ void Engine::join_from(int ordinal) {
   if (open_gpu(ordinal, gpu).ok()) (void)global_->device().use(gpu);
 }
 
-Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
-  const int ordinal = submission.on_device->ordinal;
+Status Engine::open_own_gpu(int ordinal, SharedGpu& gpu) {
+  HVD_TRY(open_gpu(ordinal, gpu));
+  if (gpu.device->ordinal() == ordinal) return {};
+  return {Code::invalid_argument, error_code::wrong_gpu,
+          "the tensor is on GPU " + std::to_string(ordinal) + ", but rank " + std::to_string(rank_) + " began on GPU " +
+              std::to_string(gpu.device->ordinal()) +
+              ", and a rank communicates from one GPU. Choose it before tensors are made, as with "
+              "torch.cuda.set_device(hvd.local_rank()), or start the job with horovodrun --pin-gpus."};
+}
+
+Status Engine::copy_on_gpu(int ordinal, void* to, const void* from, size_t bytes, uintptr_t stream) {
   SharedGpu gpu;
-  Status status = open_gpu(ordinal, gpu);
-  if (status.ok() && gpu.device->ordinal() != ordinal) {
-    return {Code::invalid_argument, error_code::wrong_gpu,
-            submission.spec.name + ": the tensor is on GPU " + std::to_string(ordinal) + ", but rank " +
-                std::to_string(rank_) + " began on GPU " + std::to_string(gpu.device->ordinal()) +
-                ", and a rank communicates from one GPU. Call "
-                "torch.cuda.set_device(hvd.local_rank()) before tensors are made."};
-  }
+  HVD_TRY(open_own_gpu(ordinal, gpu));
+  const cuda::Device::Current current(*gpu.device);
+  HVD_TRY(current.status());
+  const cuda::Driver& driver = gpu.device->driver();
+  return driver.call(driver.copy, reinterpret_cast<cuda::Address>(to), reinterpret_cast<cuda::Address>(from), bytes,
+                     reinterpret_cast<cuda::StreamHandle>(stream));
+}
+
+Status Engine::prepare_device(Submission& submission, Communicator& communicator) {
+  SharedGpu gpu;
+  Status status = open_own_gpu(submission.on_device->ordinal, gpu);
   DeviceWork& work = communicator.device();
   if (status.ok()) status = work.use(gpu);
   if (!status.ok()) return {status.code(), submission.spec.name + ": " + status.message()};

@@ -22,14 +22,19 @@ Answer set_number(int64_t process_set_id) {
 }  // namespace
 }  // namespace horovod::jax
 
-// The handler for jax.ffi.register_ffi_target. To be called once, before anything is compiled.
-extern "C" __attribute__((visibility("default"))) void* horovod_jax_begin(const HorovodApi* api,
-                                                                          int64_t (*set_number)(int64_t)) {
+// To be called once, before anything is compiled.
+extern "C" __attribute__((visibility("default"))) void horovod_jax_begin(const HorovodApi* api,
+                                                                         int64_t (*set_number)(int64_t)) {
   horovod::engine_api = api;
   horovod::jax::g_set_number = set_number;
+}
+
+// The handler for jax.ffi.register_ffi_target, of the CPU or of GPUs with CUDA.
+extern "C" __attribute__((visibility("default"))) void* horovod_jax_handler(int32_t on_gpu) {
   return reinterpret_cast<void*>(horovod::xla::handler_for(
       {&horovod::jax::set_number,
        "XLA needs to know the shape of a result when it compiles, so under jax.jit all ranks must give the same number "
        "of rows. Call it outside of jax.jit where they do not. [mismatched-operations]",
-       "This JAX has another version of XLA's custom calls than 0.x. [not-compilable]"}));
+       "This JAX has another version of XLA's custom calls than 0.x of JAX 0.10 or newer. [not-compilable]"},
+      on_gpu ? horovod::xla::Platform::cuda : horovod::xla::Platform::host));
 }

@@ -114,6 +114,20 @@ struct RegisterArguments {
   uint32_t traits;
 };
 
+struct StreamArguments {
+  size_t struct_size;
+  Extension* extension;
+  ExecutionContext* context;
+  void* stream;  // out, of the platform's own kind: with CUDA a CUstream
+};
+
+struct OrdinalArguments {
+  size_t struct_size;
+  Extension* extension;
+  ExecutionContext* context;
+  int32_t ordinal;  // out, of the device
+};
+
 struct Api {
   size_t struct_size;
   Extension* extension;
@@ -123,6 +137,9 @@ struct Api {
   void (*error_message)(ErrorMessageArguments*);
   void (*destroy_error)(void*);
   Error* (*register_handler)(RegisterArguments*);
+  Error* (*stream_of)(StreamArguments*);
+  const void* others[12];
+  Error* (*ordinal_of)(OrdinalArguments*);
 };
 
 }  // namespace horovod::xla

@@ -1,5 +1,6 @@
 #include "xla/handler.h"
 
+#include <cstddef>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -50,6 +51,38 @@ class CallAttributes {
 
 const Buffer& buffer(const Buffers& buffers, size_t place) { return *static_cast<const Buffer*>(buffers.items[place]); }
 
+// -- where a call's tensors are ---------------------------------------------------------------------------------------
+class Place {
+ public:
+  // What XLA says of the device that runs the call. An error where it says nothing.
+  Error* find(const CallFrame& frame) {
+    const Api& api = *frame.api;
+    if (api.struct_size < sizeof(Api)) return error(&api, kFailedPrecondition, g_host.other_version);
+    StreamArguments stream{sizeof(stream), nullptr, frame.context, nullptr};
+    if (Error* const failed = api.stream_of(&stream)) return failed;
+    OrdinalArguments device{sizeof(device), nullptr, frame.context, 0};
+    if (Error* const failed = api.ordinal_of(&device)) return failed;
+    device_ = device.ordinal;
+    stream_ = reinterpret_cast<uintptr_t>(stream.stream);
+    return nullptr;
+  }
+  bool on_gpu() const { return device_ >= 0; }
+  int32_t device() const { return device_; }
+  uintptr_t stream() const { return stream_; }
+
+  // On a GPU it is queued, and the engine's last_error() says why it could not be.
+  int32_t copy(HorovodEngine* engine, void* to, const void* from, size_t bytes) const {
+    if (bytes == 0 || to == from) return HOROVOD_OK;
+    if (on_gpu()) return engine_api->copy_on_gpu(engine, device_, to, from, bytes, stream_);
+    std::memcpy(to, from, bytes);
+    return HOROVOD_OK;
+  }
+
+ private:
+  int32_t device_ = -1;  // the host's memory
+  uintptr_t stream_ = 0;
+};
+
 // -- one call ---------------------------------------------------------------------------------------------------------
 size_t bytes_of(const Buffer& tensor, int64_t element_bytes) {
   int64_t elements = 1;
@@ -57,29 +90,49 @@ size_t bytes_of(const Buffer& tensor, int64_t element_bytes) {
   return static_cast<size_t>(elements * element_bytes);
 }
 
-// False where the engine's result has another shape than XLA was told of.
-bool give_result(HorovodOperation* operation, size_t place, const Buffer& into, int64_t element_bytes) {
-  HorovodResult result{};
-  result.struct_bytes = sizeof(result);
-  if (engine_api->take_result(operation, place, &result) != HOROVOD_OK) return false;
-  const bool fits = result.bytes == bytes_of(into, element_bytes);
-  if (fits && result.bytes > 0) std::memcpy(into.data, result.data, result.bytes);
-  engine_api->release_result(&result);
-  return fits;
-}
+struct Running {
+  const CallFrame& frame;
+  const Place& place;
+  HorovodEngine* engine;
+  HorovodOperation* operation;
+  int64_t element_bytes;
 
-Error* give_results(const CallFrame& frame, HorovodOperation* operation, Collective type, int64_t element_bytes) {
-  const int32_t code = engine_api->wait(operation, kForEver);
-  if (code != HOROVOD_OK) return error(frame.api, status_code(code), engine_api->error_of(operation));
-  if (type == Collective::allreduce || type == Collective::broadcast) return nullptr;
-  for (int64_t i = kTokens; i < frame.results.count; ++i) {
-    if (give_result(operation, static_cast<size_t>(i - kTokens), buffer(frame.results, i), element_bytes)) continue;
-    return error(frame.api, kFailedPrecondition, g_host.rows_differ);
+  Error* engine_error(int32_t code) const { return error(frame.api, status_code(code), engine_api->last_error()); }
+
+  // From memory of the engine. An error where the result has another shape than XLA was told of.
+  Error* give_result(size_t number, const Buffer& into) const {
+    HorovodResult result{};
+    result.struct_bytes = sizeof(result);
+    if (const int32_t code = engine_api->take_result(operation, number, &result); code != HOROVOD_OK) {
+      return engine_error(code);
+    }
+    Error* failed = nullptr;
+    if (result.bytes != bytes_of(into, element_bytes)) {
+      failed = error(frame.api, kFailedPrecondition, g_host.rows_differ);
+    } else if (const int32_t code = place.copy(engine, into.data, result.data, result.bytes); code != HOROVOD_OK) {
+      failed = engine_error(code);
+    }
+    engine_api->release_result(&result);  // on a GPU it stays until the stream has come to here
+    return failed;
   }
-  return nullptr;
-}
 
-Error* run_call(const CallFrame& frame) {
+  Error* give_results(Collective type) const {
+    const int32_t code = engine_api->wait(operation, kForEver);
+    if (code != HOROVOD_OK) return error(frame.api, status_code(code), engine_api->error_of(operation));
+    if (place.on_gpu()) {
+      const int32_t collected = engine_api->collect(operation, place.stream());
+      if (collected != HOROVOD_OK) return engine_error(collected);
+    }
+    if (type == Collective::allreduce || type == Collective::broadcast) return nullptr;
+    for (int64_t i = kTokens; i < frame.results.count; ++i) {
+      Error* const failed = give_result(static_cast<size_t>(i - kTokens), buffer(frame.results, i));
+      if (failed) return failed;
+    }
+    return nullptr;
+  }
+};
+
+Error* run_call(const CallFrame& frame, const Place& place) {
   const CallAttributes attributes(frame.attributes);
   const std::string name = attributes.text("wire");
   const auto type = static_cast<Collective>(attributes.number<int32_t>("type"));
@@ -96,8 +149,12 @@ Error* run_call(const CallFrame& frame) {
     if (answer.code != kOk) return error(frame.api, answer.code, answer.sentence.c_str());
     call.process_set = static_cast<int32_t>(answer.number);
   }
+  const auto copy = [&](void* to, const void* from, size_t bytes) {
+    const int32_t code = place.copy(engine.get(), to, from, bytes);
+    return code == HOROVOD_OK ? nullptr : error(frame.api, status_code(code), engine_api->last_error());
+  };
   if (const Buffer& token = buffer(frame.arguments, 0); token.dtype != kToken) {
-    std::memcpy(buffer(frame.results, 0).data, token.data, sizeof(int32_t));
+    if (Error* const failed = copy(buffer(frame.results, 0).data, token.data, sizeof(int32_t))) return failed;
   }
   std::vector<HorovodTensor> spans;
   for (int64_t i = kTokens; i < frame.results.count; ++i) {
@@ -105,7 +162,7 @@ Error* run_call(const CallFrame& frame) {
     void* const output = fills_results ? buffer(frame.results, i).data : nullptr;
     const void* from = input.data;
     if (type == Collective::broadcast) {  // the engine broadcasts in place
-      if (output != from) std::memcpy(output, from, bytes_of(input, element_bytes));
+      if (Error* const failed = copy(output, from, bytes_of(input, element_bytes))) return failed;
       from = output;
     }
     spans.push_back({from, output, dtype, static_cast<int32_t>(input.rank), input.dimensions});
@@ -119,16 +176,18 @@ Error* run_call(const CallFrame& frame) {
   call.tensors = spans.data();
   call.tensor_count = spans.size();
   call.tensor_bytes = sizeof(HorovodTensor);
-  call.device = -1;
+  call.device = place.device();
+  call.stream = place.stream();
   call.waits_next = 1;
   HorovodOperation* operation = nullptr;
   const int32_t code = engine_api->submit(engine.get(), &call, &operation);
   if (code != HOROVOD_OK) return error(frame.api, status_code(code), engine_api->last_error());
-  Error* const failed = give_results(frame, operation, type, element_bytes);
+  Error* const failed = Running{frame, place, engine.get(), operation, element_bytes}.give_results(type);
   engine_api->release(operation);
   return failed;
 }
 
+template <Platform platform>
 Error* handle(CallFrame* frame) {
   // XLA first asks which version the handler was made for.
   for (Extension* one = frame->extension; one; one = one->next) {
@@ -140,14 +199,18 @@ Error* handle(CallFrame* frame) {
     metadata.traits = 0;
     return nullptr;
   }
-  return run_call(*frame);
+  Place place;
+  if constexpr (platform == Platform::cuda) {
+    if (Error* const failed = place.find(*frame)) return failed;
+  }
+  return run_call(*frame, place);
 }
 
 }  // namespace
 
-Handler handler_for(const Host& host) {
+Handler handler_for(const Host& host, Platform platform) {
   g_host = host;
-  return &handle;
+  return platform == Platform::cuda ? &handle<Platform::cuda> : &handle<Platform::host>;
 }
 
 std::string register_handler(const Api* api, const Host& host) {
@@ -156,7 +219,7 @@ std::string register_handler(const Api* api, const Host& host) {
   arguments.struct_size = sizeof(arguments);
   arguments.name = {"horovod", 7};
   arguments.platform = {"Host", 4};
-  arguments.bundle.execute = handler_for(host);
+  arguments.bundle.execute = handler_for(host, Platform::host);
   Error* const failed = api->register_handler(&arguments);
   if (!failed) return "";
   ErrorMessageArguments said{sizeof(said), nullptr, failed, nullptr};

@@ -4,6 +4,9 @@
 // The handler waits, and works for the engine meanwhile, as an eager call does. The first argument and result of a call
 // is a number that nobody uses, or a token of XLA: each call is given that of the one before it in the script, so that
 // XLA runs them in this order, which is the same on all ranks (docs/adr/0049, docs/adr/0084).
+//
+// On a GPU the arrays are in its memory, and what XLA has queued on its stream makes them ready. There the handler
+// waits until the engine has queued the collective, and lets XLA's stream wait for the result.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +24,15 @@ struct Host {
   const char* other_version = "";                          // of XLA's interface
 };
 
-// The handler of the call "horovod" on the platform "Host", for a framework that registers it with XLA itself. XLA asks
-// it for the version of the interface; to one that it does not know it answers with an error.
-Handler handler_for(const Host& host);
+// XLA's platforms "Host" and "CUDA".
+enum class Platform { host, cuda };
 
-// Registers it where the framework hands out XLA's interface. Why XLA can't call the collectives; "" if it can now.
+// The handler of the call "horovod" on a platform, for a framework that registers it with XLA itself. XLA asks it for
+// the version of the interface; to one that it does not know it answers with an error. `host` is the same in all calls.
+Handler handler_for(const Host& host, Platform platform);
+
+// Registers that of the platform "Host" where the framework hands out XLA's interface. Why XLA can't call the
+// collectives; "" if it can now.
 std::string register_handler(const Api* api, const Host& host);
 
 }  // namespace horovod::xla

@@ -16,6 +16,7 @@ from horovod._core import DType, Output, TensorReader
 from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
+from horovod.jax.devices import cpu
 
 _ALIGNMENT: Final = 64  # XLA takes host memory over without a copy where it is aligned to this many bytes
 
@@ -117,7 +118,7 @@ def _obstacle(tensor: jax.Array) -> str:
     (device,) = devices
     if device.platform != "cpu":
         return (
-            f"is on {device}, and this version sends arrays of JAX from the host's memory only. Move it there with "
+            f"is on {device}, and this version sends arrays of JAX from CPUs and from GPUs with CUDA. Move it with "
             'jax.device_put(array, jax.devices("cpu")[0]).'
         )
     return ""
@@ -133,7 +134,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, An
 
 def _on(memory: np.ndarray[Any, Any]) -> jax.Array:
     """An array on this memory. It is the default device's where that is the host, else of JAX's first CPU."""
-    device = None if jax.default_backend() == "cpu" else jax.local_devices(backend="cpu")[0]
+    device = None if jax.default_backend() == "cpu" else cpu()
     array = jax.device_put(memory, device, may_alias=True)
     if array.dtype != memory.dtype:  # JAX makes 32 bits of 64 unless jax_enable_x64 is set
         raise ValueError(

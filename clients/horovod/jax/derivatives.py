@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.interpreters import ad, batching
 
 from horovod._core import OpType
@@ -28,6 +29,7 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Adasum, Average
 from horovod.common.ops.specs import scatter_gradient_factor
 from horovod.jax.arrays import COLLECTIVES
+from horovod.jax.devices import in_host_memory
 from horovod.jax.primitive import Call, collective_p, member, run
 from horovod.worker.runtime.context import current
 
@@ -56,7 +58,7 @@ def _known(call: Call, primals: Any, results: Any) -> Call:
     """With what only a call outside of compiled functions knows of the other ranks."""
     if call.kind is OpType.ALLGATHER:
         name = None if call.name is None else f"{call.name}.rows"
-        mine = jnp.array([[primal.shape[0] for primal in primals]], "int32")
+        mine = in_host_memory(np.array([[primal.shape[0] for primal in primals]], np.int32))
         counts = COLLECTIVES.allgather(mine, name, call.process_set)
         return replace(call, rows=tuple(map(tuple, counts.T.tolist())))
     if call.kind is OpType.ALLTOALL and call.splits is not None and call.received is None:

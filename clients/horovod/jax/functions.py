@@ -13,6 +13,7 @@ from horovod.common.ops import collectives, objects
 from horovod.common.ops.handles import synchronize
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES
+from horovod.jax.devices import in_host_memory, placed_as
 from horovod.jax.waiting import end_compiled_calls, wait_for_compiled_calls
 
 __all__ = [
@@ -89,10 +90,11 @@ def _is_key(value: Any) -> bool:
 
 
 def _data(value: Any) -> jax.Array:
-    return jax.random.key_data(value) if _is_key(value) else jnp.asarray(value)
+    return in_host_memory(jax.random.key_data(value) if _is_key(value) else value)
 
 
 def _like(value: Any, data: jax.Array) -> Any:
+    data = placed_as(value, data)
     return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value)) if _is_key(value) else data
 
 

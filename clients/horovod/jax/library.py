@@ -45,10 +45,12 @@ def register() -> None:
     if not _LIBRARY.exists():
         raise ImportError(f"Horovod was installed without its library for JAX ({_LIBRARY} is missing).")
     library = ctypes.CDLL(str(_LIBRARY))
-    library.horovod_jax_begin.restype = ctypes.c_void_p
+    library.horovod_jax_handler.restype = ctypes.c_void_p
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     api = ctypes.c_void_p(pointer(_core.C_API, b"horovod._core.C_API"))
-    handler: Any = library.horovod_jax_begin(api, _set_number)
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler)), platform="cpu")
+    library.horovod_jax_begin(api, _set_number)
+    for on_gpu, platform in enumerate(("cpu", "CUDA")):  # JAX keeps the second until it finds a GPU, if it ever does
+        handler: Any = library.horovod_jax_handler(on_gpu)
+        jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler)), platform=platform)
     atexit.register(at_exit)  # after hvd.init() has registered its own, so it runs before that

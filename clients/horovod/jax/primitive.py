@@ -12,6 +12,7 @@ merge equal calls. Calls without a name are matched between ranks by this order,
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from horovod.common.ops.grouped import part_name
 from horovod.common.ops.specs import position, set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES
+from horovod.jax.devices import in_host_memory, is_on_gpu, placed_as
 from horovod.jax.library import TARGET, register
 from horovod.worker.runtime.context import current
 
@@ -114,6 +116,26 @@ def run(call: Call, *tensors: jax.Array) -> list[jax.Array]:
 def _now(*given: Any, call: Call) -> list[jax.Array]:
     call = call.running()
     tensors = [jax.numpy.asarray(tensor) for tensor in given]  # derivatives may be NumPy's
+    return _of_gpu(call, tensors) if any(map(is_on_gpu, tensors)) else _of_host(call, tensors)
+
+
+def _of_gpu(call: Call, tensors: list[jax.Array]) -> list[jax.Array]:
+    """Only in what it compiles does JAX say on which stream it computes: so this is compiled, where shapes are known.
+
+    What gathers rows, of which ranks may have different numbers, goes through the host's memory.
+    """
+    if call.kind in (OpType.ALLREDUCE, OpType.BROADCAST, OpType.REDUCESCATTER):
+        return list(_compiled(call, *tensors))
+    results = _of_host(call, list(map(in_host_memory, tensors)))
+    return [placed_as(tensors[0], result) for result in results]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(call: Call, *tensors: jax.Array) -> list[jax.Array]:
+    return run(call, *tensors)
+
+
+def _of_host(call: Call, tensors: list[jax.Array]) -> list[jax.Array]:
     reduced = (call.op, call.name, call.prescale, call.postscale, call.process_set)
     ops = COLLECTIVES
     if call.grouped:
@@ -268,11 +290,12 @@ def _refused(ctx: Any, *tensors: Any, call: Call) -> Any:
     raise NotImplementedError(
         coded(
             OperationCode.UNSUPPORTED_DEVICE,
-            f"{call.operation}: this version runs in what JAX compiles for the CPU only. Compile the function for it: "
-            'with jax.default_device(jax.devices("cpu")[0]).',
+            f"{call.operation}: this version runs in what JAX compiles for CPUs and for GPUs with CUDA. Compile the "
+            'function for a CPU: with jax.default_device(jax.devices("cpu")[0]).',
         )
     )
 
 
 mlir.register_lowering(collective_p, _refused)
-mlir.register_lowering(collective_p, _lowered, platform="cpu")
+for _platform in ("cpu", "cuda"):
+    mlir.register_lowering(collective_p, _lowered, platform=_platform)

@@ -1,0 +1,51 @@
+"""Whether an array is on a GPU, and its way through the host's memory where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from horovod.base.errors import OperationCode, coded
+
+
+def is_on_gpu(array: Any) -> bool:
+    return isinstance(array, jax.Array) and all(device.platform == "gpu" for device in array.devices())
+
+
+def in_host_memory(array: Any) -> jax.Array:
+    """The array, or a copy of it there. NumPy's arrays become JAX's."""
+    if isinstance(array, jax.Array) and not is_on_gpu(array):
+        return array
+    return jax.device_put(array, cpu())
+
+
+def placed_as(like: Any, result: jax.Array) -> jax.Array:
+    """`result`, which is in the host's memory, on the device of `like`; that of what is no array of JAX is the default.
+
+    Arrays that are not committed to a device stay so: JAX moves them to others that are.
+    """
+    if isinstance(like, jax.Array):
+        if not is_on_gpu(like):
+            return result
+        if like.committed:
+            return jax.device_put(result, like.sharding)
+    elif jax.default_backend() == "cpu":
+        return result
+    return jnp.asarray(np.asarray(result))
+
+
+def cpu() -> jax.Device:
+    """JAX's device for the host's memory. Raises ValueError, with what to do, where a setting has excluded it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise ValueError(
+            coded(
+                OperationCode.UNSUPPORTED_DEVICE,
+                f"This call goes through the host's memory, and JAX has no CPU here ({error}). Let JAX_PLATFORMS name "
+                "it as well, behind the GPU's platform: JAX_PLATFORMS=cuda,cpu.",
+            )
+        ) from error
