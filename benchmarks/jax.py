@@ -68,6 +68,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peer", choices=PEERS, default="gloo", help="JAX's own collectives (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=9, help="of the operations (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one round, tiny models")
+    parser.add_argument("--timeline", type=Path, help="PNG for the overlap; needs matplotlib")
     parser.add_argument("--json", type=Path, default=RESULTS / "jax.json", help="default: %(default)s")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)  # the address at which JAX's processes meet
     options = parser.parse_args(argv)
@@ -105,7 +106,7 @@ def _run(options: argparse.Namespace) -> int:
     if "overlap" in options.parts:
         from benchmarks import jax_overlap
 
-        overlap = jax_overlap.run(THREADS, failures)
+        overlap = jax_overlap.run(THREADS, options.timeline, failures)
     document = {
         "machine": about,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -38,3 +38,9 @@ extern "C" __attribute__((visibility("default"))) void* horovod_jax_handler(int3
        "This JAX has another version of XLA's custom calls than 0.x of JAX 0.10 or newer. [not-compilable]"},
       on_gpu ? horovod::xla::Platform::cuda : horovod::xla::Platform::host));
 }
+
+// The handler of the call "horovod_after_all" (clients/horovod/jax/overlap.py).
+extern "C" __attribute__((visibility("default"))) horovod::xla::Error* horovod_jax_after_all(
+    horovod::xla::CallFrame* frame) {
+  return horovod::xla::do_nothing(frame);
+}

@@ -10,6 +10,7 @@ namespace horovod::xla {
 
 struct Error;             // XLA_FFI_Error
 struct ExecutionContext;  // XLA_FFI_ExecutionContext
+struct Future;            // XLA_FFI_Future: the end of a call that goes on after its handler has returned
 struct Api;
 
 struct Extension {
@@ -98,6 +99,26 @@ struct CallFrame {
   int32_t stage;
   Buffers arguments, results;
   Attributes attributes;
+  Future* future;  // out; null where the call has ended when the handler returns. Not counted in struct_size
+};
+
+struct FutureCreateArguments {
+  size_t struct_size;
+  Extension* extension;
+  Future* future;  // out
+};
+
+struct FutureAvailableArguments {
+  size_t struct_size;
+  Extension* extension;
+  Future* future;
+};
+
+struct FutureErrorArguments {
+  size_t struct_size;
+  Extension* extension;
+  Future* future;
+  Error* error;  // XLA's from then on
 };
 
 using Handler = Error* (*)(CallFrame*);
@@ -138,7 +159,11 @@ struct Api {
   void (*destroy_error)(void*);
   Error* (*register_handler)(RegisterArguments*);
   Error* (*stream_of)(StreamArguments*);
-  const void* others[12];
+  void* not_used[8];  // types, states, memory and threads of XLA
+  Error* (*create_future)(FutureCreateArguments*);
+  Error* (*set_available)(FutureAvailableArguments*);
+  Error* (*set_error)(FutureErrorArguments*);
+  void* not_used_either;
   Error* (*ordinal_of)(OrdinalArguments*);
 };
 

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -132,7 +133,54 @@ struct Running {
   }
 };
 
-Error* run_call(const CallFrame& frame, const Place& place) {
+// -- a call that goes on after its handler has returned ---------------------------------------------------------------
+struct Pending {
+  const Api* api;
+  Future* future;
+
+  // The last use of it. XLA may go on with the compiled function in this thread before it returns.
+  void end(Error* failed) const {
+    if (failed) {
+      FutureErrorArguments arguments{sizeof(arguments), nullptr, future, failed};
+      (void)api->set_error(&arguments);
+    } else {
+      FutureAvailableArguments arguments{sizeof(arguments), nullptr, future};
+      (void)api->set_available(&arguments);
+    }
+  }
+};
+
+void completed(HorovodOperation* operation, void* context) {
+  const std::unique_ptr<const Pending> pending(static_cast<const Pending*>(context));
+  const int32_t code = engine_api->wait(operation, 0);
+  const char* const sentence = engine_api->error_of(operation);
+  Error* const failed = code == HOROVOD_OK ? nullptr : error(pending->api, status_code(code), sentence);
+  engine_api->release(operation);
+  pending->end(failed);
+}
+
+// The field for the future came with the functions; the size that XLA says of a call frame leaves it out.
+bool has_futures(const Api& api) { return api.struct_size >= offsetof(Api, set_error) + sizeof(api.set_error); }
+
+// XLA keeps the memory of the call's tensors, and runs what needs none of its results, until the future has ended.
+Error* leave_to_engine(CallFrame& frame, HorovodEngine* engine, HorovodCall& call) {
+  FutureCreateArguments made{sizeof(made), nullptr, nullptr};
+  if (Error* const failed = frame.api->create_future(&made)) return failed;
+  frame.future = made.future;
+  auto pending = std::make_unique<const Pending>(Pending{frame.api, made.future});
+  call.completed = &completed;
+  call.context = const_cast<Pending*>(pending.get());
+  call.starts_at_once = 1;
+  const int32_t code = engine_api->submit(engine, &call, nullptr);
+  if (code == HOROVOD_OK) {
+    (void)pending.release();  // it is that of completed(), which may have run
+  } else {
+    pending->end(error(frame.api, status_code(code), engine_api->last_error()));
+  }
+  return nullptr;
+}
+
+Error* run_call(CallFrame& frame, const Place& place) {
   const CallAttributes attributes(frame.attributes);
   const std::string name = attributes.text("wire");
   const auto type = static_cast<Collective>(attributes.number<int32_t>("type"));
@@ -178,6 +226,9 @@ Error* run_call(const CallFrame& frame, const Place& place) {
   call.tensor_bytes = sizeof(HorovodTensor);
   call.device = place.device();
   call.stream = place.stream();
+  if (attributes.number<int32_t>("asynchronous") != 0 && fills_results && !place.on_gpu() && has_futures(*frame.api)) {
+    return leave_to_engine(frame, engine.get(), call);
+  }
   call.waits_next = 1;
   HorovodOperation* operation = nullptr;
   const int32_t code = engine_api->submit(engine.get(), &call, &operation);
@@ -187,18 +238,26 @@ Error* run_call(const CallFrame& frame, const Place& place) {
   return failed;
 }
 
+// XLA first asks which version a handler was made for. Then this is not null.
+MetadataExtension* question(const CallFrame& frame) {
+  for (Extension* one = frame.extension; one; one = one->next) {
+    if (one->type == kMetadataExtension) return reinterpret_cast<MetadataExtension*>(one);
+  }
+  return nullptr;
+}
+
+Error* answer(const CallFrame& frame, MetadataExtension& question) {
+  if (frame.api->version.major != 0) return error(frame.api, kFailedPrecondition, g_host.other_version);
+  Metadata& metadata = *question.metadata;
+  metadata.api_version.major = frame.api->version.major;  // what we use of it is alike in all 0.x
+  metadata.api_version.minor = frame.api->version.minor;
+  metadata.traits = 0;
+  return nullptr;
+}
+
 template <Platform platform>
 Error* handle(CallFrame* frame) {
-  // XLA first asks which version the handler was made for.
-  for (Extension* one = frame->extension; one; one = one->next) {
-    if (one->type != kMetadataExtension) continue;
-    if (frame->api->version.major != 0) return error(frame->api, kFailedPrecondition, g_host.other_version);
-    Metadata& metadata = *reinterpret_cast<MetadataExtension*>(one)->metadata;
-    metadata.api_version.major = frame->api->version.major;  // what we use of it is alike in all 0.x
-    metadata.api_version.minor = frame->api->version.minor;
-    metadata.traits = 0;
-    return nullptr;
-  }
+  if (MetadataExtension* const asked = question(*frame)) return answer(*frame, *asked);
   Place place;
   if constexpr (platform == Platform::cuda) {
     if (Error* const failed = place.find(*frame)) return failed;
@@ -207,6 +266,11 @@ Error* handle(CallFrame* frame) {
 }
 
 }  // namespace
+
+Error* do_nothing(CallFrame* frame) {
+  MetadataExtension* const asked = question(*frame);
+  return asked ? answer(*frame, *asked) : nullptr;
+}
 
 Handler handler_for(const Host& host, Platform platform) {
   g_host = host;

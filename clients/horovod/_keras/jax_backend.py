@@ -13,6 +13,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax.overlap import allreduce_groups
 
 Compression = hvd.Compression
 barrier = hvd.barrier
@@ -36,19 +37,15 @@ def reduced_but_local(
     # In one call, unless groups are asked for: calls of a compiled function run one after another. The gradients of the
     # last layers, which a backward pass computes first, go first.
     groups = reduction.grouped([variables[place] for place in places]) if reduction.groups else [range(len(places))]
-    for group in reversed(groups):
-        members = [places[index] for index in group]
-        reduced = hvd.grouped_allreduce(
-            [gradients[place] for place in members],
-            compression=reduction.compression,
-            op=reduction.op,
-            prescale_factor=factors[0],
-            postscale_factor=factors[1],
-            process_set=reduction.process_set,
-        )
-        for place, result in zip(members, reduced, strict=True):
-            results[place] = result
-    return results
+    return allreduce_groups(
+        results,
+        [[places[index] for index in group] for group in reversed(groups)],
+        compression=reduction.compression,
+        op=reduction.op,
+        prescale_factor=factors[0],
+        postscale_factor=factors[1],
+        process_set=reduction.process_set,
+    )
 
 
 def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction) -> list[Any]:

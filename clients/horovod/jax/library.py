@@ -19,6 +19,7 @@ from horovod.common.process_sets import global_process_set, registered
 from horovod.jax.waiting import at_exit
 
 TARGET: Final = "horovod"
+AFTER_ALL: Final = "horovod_after_all"
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_jax.so")  # csrc/jax/jax.cmake
 
@@ -41,7 +42,7 @@ def _set_number(process_set_id: int) -> int:
 
 @functools.cache
 def register() -> None:
-    """Makes the call known to XLA; the first call does so. Raises ImportError with what to do."""
+    """Makes the calls known to XLA; the first call does so. Raises ImportError with what to do."""
     if not _LIBRARY.exists():
         raise ImportError(f"Horovod was installed without its library for JAX ({_LIBRARY} is missing).")
     library = ctypes.CDLL(str(_LIBRARY))
@@ -53,4 +54,5 @@ def register() -> None:
     for on_gpu, platform in enumerate(("cpu", "CUDA")):  # JAX keeps the second until it finds a GPU, if it ever does
         handler: Any = library.horovod_jax_handler(on_gpu)
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler)), platform=platform)
+    jax.ffi.register_ffi_target(AFTER_ALL, jax.ffi.pycapsule(library.horovod_jax_after_all), platform="cpu")
     atexit.register(at_exit)  # after hvd.init() has registered its own, so it runs before that

@@ -54,6 +54,8 @@ class Call:
     splits: tuple[int, ...] | None = None  # alltoall: rows for each member
     received: tuple[int, ...] | None = None  # alltoall: rows from each member
     rows: tuple[tuple[int, ...], ...] | None = None  # allgather: for each tensor, the rows of each member
+    # Whether a compiled function goes on with what needs no result of it: of an allreduce or a broadcast.
+    asynchronous: bool = False
     # Whether it is the derivative of a call in forward mode; in reverse mode JAX turns it round before it runs.
     tangent: bool = False
 
@@ -247,6 +249,7 @@ def _custom_call(ctx: Any, token: Any, tensors: list[Any], places: list[int], wi
         "prescale_factor": ir.FloatAttr.get_f64(call.prescale),
         "postscale_factor": ir.FloatAttr.get_f64(call.postscale),
         "root_rank": _number(call.root),
+        "asynchronous": _number(int(call.asynchronous)),
     }
     results = [_type(ctx.avals_out[place]) for place in places]
     in_place = range(1, 1 + len(tensors)) if call.kind in (OpType.ALLREDUCE, OpType.BROADCAST) else ()

@@ -22,7 +22,7 @@ from horovod.jax.arrays import COLLECTIVES, as_array
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.primitive import Call, run
 
-__all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
+__all__ = ["allreduce", "asynchronous_allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
 
 def allreduce(
@@ -112,6 +112,29 @@ def grouped_allreduce(
     )
 
 
+def asynchronous_allreduce(
+    tensors: Sequence[Any],
+    compression: type[Compressor],
+    op: int,
+    prescale_factor: float,
+    postscale_factor: float,
+    process_set: ProcessSet,
+) -> list[jax.Array]:
+    """`grouped_allreduce`; a compiled function goes on meanwhile with what needs no result of it."""
+    return _reduce(
+        OpType.ALLREDUCE,
+        tensors,
+        True,
+        compression,
+        op,
+        None,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        asynchronous=True,
+    )
+
+
 def reducescatter(
     tensor: Any,
     name: str | None = None,
@@ -183,8 +206,11 @@ def _reduce(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    asynchronous: bool = False,
 ) -> list[jax.Array]:
-    call = Call(kind, name, process_set, op, float(prescale), float(postscale), grouped=grouped)
+    call = Call(
+        kind, name, process_set, op, float(prescale), float(postscale), grouped=grouped, asynchronous=asynchronous
+    )
     arrays = [as_array(tensor, call.operation, name) for tensor in tensors]
     check = COLLECTIVES.reduction if kind is OpType.ALLREDUCE else COLLECTIVES.scattered_reduction
 

@@ -17,7 +17,7 @@ from horovod.common.basics import Adasum, Average
 from horovod.common.gradients import Reduction, check_passes
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.compression import Compression, Compressor
-from horovod.jax.reductions import allreduce, grouped_allreduce
+from horovod.jax.overlap import allreduce_groups
 
 __all__ = ["DistributedOptimizer", "DistributedState", "grad", "value_and_grad"]
 
@@ -207,15 +207,12 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
     count = min(reduction.groups or 1, len(places)) if isinstance(reduction.groups, int | None) else 1
     # Calls run in the order of the program, and a backward pass ends with the first layers. Most trees are in the order
     # of the layers, so the last part goes first: it need not wait for the gradients of the first layers.
-    for part in reversed(range(count)):
-        group = places[len(places) * part // count : len(places) * (part + 1) // count]
-        if reduction.op == Adasum:  # each array by itself, or their lengths would count together
-            results = [allreduce(leaves[place], **common) for place in group]
-        else:
-            results = grouped_allreduce([leaves[place] for place in group], **common)
-        for place, result in zip(group, results, strict=True):
-            leaves[place] = result
-    return jax.tree.unflatten(structure, leaves)
+    groups = [
+        places[len(places) * part // count : len(places) * (part + 1) // count] for part in reversed(range(count))
+    ]
+    if reduction.op == Adasum:  # each array by itself, or their lengths would count together
+        groups = [[place] for place in reversed(places)]
+    return jax.tree.unflatten(structure, allreduce_groups(leaves, groups, **common))
 
 
 def _check_groups(groups: Any) -> None:

@@ -161,6 +161,14 @@ def _disagreement() -> None:
         gather(jnp.ones(2 + hvd.rank())).block_until_ready()
     assert code_of(str(caught.value).splitlines()[0]) is OperationCode.MISMATCHED
     end_compiled_calls()
+    for rows in (2, 300):  # XLA runs small functions in another way
+        gradients = jax.jit(hvd.grad(lambda tree: (tree["a"] @ tree["b"]).sum(), groups=2))
+        with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+            jax.block_until_ready(
+                gradients({"a": jnp.ones((rows, 2 + hvd.rank())), "b": jnp.ones((2 + hvd.rank(), rows))})
+            )
+        assert code_of(str(caught.value).splitlines()[0]) is OperationCode.MISMATCHED
+        end_compiled_calls()
     assert reduce(jnp.ones(2)).tolist() == [1, 1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,6 +93,72 @@ def _same_as_one_process() -> None:
 
 def test_training_is_that_of_one_process_on_the_joined_batch(jax_pair: World) -> None:
     jax_pair.run(_same_as_one_process, deadline_seconds=110)
+
+
+def _travels_during_the_backward_pass(fifo: str) -> None:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    rank = hvd.rank()
+    params = [jnp.eye(128) for _ in range(6)]
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1), groups=3)
+
+    def loss_of(params: Any, rows: Any) -> Any:
+        for layer in params:
+            rows = jnp.tanh(rows @ layer)
+        return (rows**2).mean()
+
+    def tell(first: Any) -> Any:
+        if rank == 0:
+            Path(fifo).write_text("the first layer has its gradient")
+        return first
+
+    @jax.jit
+    def step(params: Any, rows: Any) -> Any:
+        gradients = jax.grad(loss_of)(params, rows)
+        told = jax.pure_callback(tell, jax.ShapeDtypeStruct((), "float32"), gradients[0][0, 0])
+        updates, _ = optimizer.update(gradients, optimizer.init(params), params)
+        return optax.apply_updates(params, updates), told
+
+    if rank == 1:
+        # Rank 0 waits for this rank with the gradients of the last layers, and computes that of the first layer.
+        assert "gradient" in Path(fifo).read_text()
+    found, _ = jax.block_until_ready(step(params, jnp.full((64, 128), 1.0 + rank)))
+    for layer in found:
+        np.testing.assert_array_equal(*hvd.allgather_object(np.asarray(layer)))
+
+
+def test_gradients_travel_while_the_backward_pass_goes_on(jax_pair: World, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    jax_pair.run(_travels_during_the_backward_pass, str(tmp_path / "fifo"))
+
+
+def _derivatives_of_updates() -> None:
+    import jax
+
+    import horovod.jax as hvd
+
+    rows, targets = (part[0, hvd.rank() :: hvd.size()] for part in _data())
+    params = jax.tree.map(jax.numpy.array, _model())
+
+    def loss_after(rate: Any, groups: int) -> Any:
+        gradients = hvd.grad(_loss, groups=groups)(params, rows, targets)
+        after = jax.tree.map(lambda one, gradient: one - rate * gradient, params, gradients)
+        return _loss(after, rows, targets)
+
+    def slope(rate: Any, groups: int) -> Any:
+        return jax.jvp(lambda one: jax.grad(loss_after)(one, groups), (rate,), (1.0,))
+
+    expected = jax.jit(slope, static_argnums=1)(0.1, 1)
+    found = jax.jit(jax.vmap(lambda rate: slope(rate, 3)))(jax.numpy.full(2, 0.1))
+    np.testing.assert_allclose(found, [[one, one] for one in expected], rtol=1e-4)
+
+
+def test_updates_of_several_calls_have_derivatives(jax_pair: World) -> None:
+    jax_pair.run(_derivatives_of_updates)
 
 
 def _arguments() -> None:
