@@ -161,6 +161,11 @@ class CoordinatorServer:
         if self._hub is not None:
             self._hub.give_up(job, sentence)
 
+    def end(self, job: str, cause: str) -> None:
+        """As `Membership.end` (core/world/membership.py)."""
+        if self._hub is not None:
+            self._hub.end(job, cause)
+
     def rank_ended(self, ended: RankEnded) -> None:
         """As `Membership.rank_ended` (core/world/membership.py)."""
         if self._hub is not None:
@@ -277,6 +282,15 @@ class EmbeddedCoordinator:
         if self._thread is not None and self._server is not None and self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile, and nobody waits any more
                 self._loop.call_soon_threadsafe(self._server.give_up, job, sentence)
+
+    def end(self, job: str, cause: str) -> None:
+        """For a launcher in this process, from any of its threads: nobody waits for the job any more.
+
+        Its processes get the cause at once, in hvd.init() and in the operations of a world that stands.
+        """
+        if self._thread is not None and self._server is not None and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # as above
+                self._loop.call_soon_threadsafe(self._server.end, job, cause)
 
     def rank_ended(self, ended: RankEnded) -> None:
         """For a launcher in this process, from any of its threads: evidence for the world of the process."""

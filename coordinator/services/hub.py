@@ -79,9 +79,7 @@ class Hub:
         agent_s: Callable[[str, int], float] = lambda job, rank: 0.0,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead. agent_s: how long to
-        wait, at most, until an agent calls `rank_ended` for the process that was started as this rank of the job; 0:
-        none will.
+        lease_s: after which a coordinator that can't reach the store counts as dead. agent_s: as in `Membership`.
         """
         self._told_level = told_level
         self._ticks = Ticks(clock, limits.tick_s)
@@ -201,6 +199,10 @@ class Hub:
     def give_up(self, job: str, sentence: str) -> None:
         """As `Membership.give_up`."""
         self._carry_out(job, self._membership.give_up(job, sentence))
+
+    def end(self, job: str, cause: str) -> None:
+        """As `Membership.end`."""
+        self._carry_out(job, self._membership.end(job, cause, self._clock()))
 
     def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
         """As `Membership.ask_to_leave`."""

@@ -74,6 +74,18 @@ def test_a_world_that_stands_is_not_given_up(story: Story) -> None:
     assert not any(event.HasField("refused") for event in story.told["m0"])
 
 
+def test_a_launcher_ends_a_job_whatever_its_world() -> None:
+    forming, standing = Story(), Story()
+    for number, story in enumerate((forming, standing)):
+        for member in range(number + 1):
+            story.join(f"m{member}")
+        story.take(story.membership.end("digits", "the driver was interrupted [rank-failed]", story.now_s))
+        refusals = [event.refused.sentence for event in story.told["m0"] if event.HasField("refused")]
+        assert [sentence for sentence in refusals if "the driver was interrupted" in sentence.lower()] == refusals != []
+        assert story.join("late") == "The driver was interrupted. [rank-failed]"
+    assert [gone.rank for gone in standing.goodbyes("m1")] == [0]
+
+
 def test_progress_names_missing_ranks(story: Story) -> None:
     story.join("m0", size=5, rank=3)
     assert story.progress("m0") == ["1 of 5 members of job 'digits' joined; waiting for ranks 0-2 and 4."]

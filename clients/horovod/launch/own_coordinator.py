@@ -76,6 +76,10 @@ class OwnCoordinator:
         """As EmbeddedCoordinator.give_up."""
         self._running.give_up(job, sentence)
 
+    def end(self, job: str, cause: str) -> None:
+        """As EmbeddedCoordinator.end."""
+        self._running.end(job, cause)
+
     def rank_ended(self, ended: RankEnded) -> None:
         """As EmbeddedCoordinator.rank_ended."""
         self._running.rank_ended(ended)

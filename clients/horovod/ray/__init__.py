@@ -15,7 +15,7 @@ Ray places, starts and watches the processes; Horovod gives them ranks, a coordi
       ElasticAdapter (elastic_v2.py)  workers on hosts that come and go
         elastic_workers.py       an agent for each host, as the scheduler knows them
         host_discovery.py        the hosts, as Ray sees them
-        wishes.py                what an autoscaler is asked for
+        autoscaler.py            what an autoscaler is asked for
       launch/own_coordinator.py  the coordinator, in the process that has the adapter
       worker.py                  one actor, one rank
     ElasticRayExecutor (elastic.py)  the same as RayExecutor(min_workers=...)

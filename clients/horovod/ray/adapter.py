@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from horovod.base.errors import LaunchCode, coded
+from horovod.ray.worker import described
+
 Meanwhile = Callable[[], None]  # called again and again while a call runs, and once after its results are there
 
 
@@ -22,6 +25,13 @@ class BaseParams:
     def gpus(self) -> int:
         """GPUs of one worker."""
         return (self.gpus_per_worker or 1) if self.use_gpu else 0
+
+
+def why_interrupted(error: BaseException) -> str:
+    """What the driver raised while it waited for a call, as a cause."""
+    if isinstance(error, KeyboardInterrupt):
+        return coded(LaunchCode.RANK_FAILED, "the driver was interrupted (Ctrl-C)")
+    return coded(LaunchCode.RANK_FAILED, f"the driver waits no longer, since it raised {described(error)}")
 
 
 class Adapter(ABC):
@@ -64,6 +74,10 @@ class Adapter(ABC):
     @abstractmethod
     def stream_to(self, queue: Any) -> None:
         """What ranks log goes into this queue, from the next call on; None: nowhere."""
+
+    @abstractmethod
+    def interrupt(self, why: str) -> None:
+        """Nobody waits for the call that runs: its ranks are freed. Any thread. why: a cause, without a full stop."""
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -51,6 +51,12 @@ class Call:
             raise self._cause()
         return [future.result() for future in self._futures]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed."""
+        with self._changed:
+            return bool(self._failures)
+
     def is_over(self) -> bool:
         """Whether all ranks have ended. Whatever ray.get could know of their ends by now is known here afterwards."""
         refs = self._refs

@@ -5,7 +5,7 @@
         Driver                  which hosts the job may use (launch/ssh/driver.py), asked of RayHostDiscovery
         scheduler               which process runs where, in the executor's own coordinator (ADR 79)
         RayAgents               actors, as the scheduler says (elastic_workers.py)
-        Wishes                  what the autoscaler is asked for (wishes.py)
+        ResourceRequests        what the autoscaler is asked for (autoscaler.py)
 
 Who is in a world is decided by the coordinator; see docs/elastic.md.
 """
@@ -34,11 +34,11 @@ from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.protos.v1 import jobs_pb2
 from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
+from horovod.ray.autoscaler import ResourceRequests
 from horovod.ray.elastic_view import ElasticView
 from horovod.ray.elastic_workers import RayAgents, Work
 from horovod.ray.host_discovery import ChangingHosts, ClusterHosts
 from horovod.ray.static import without_executable
-from horovod.ray.wishes import Wishes
 from horovod.ray.worker import Trained, described
 
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
@@ -223,6 +223,11 @@ class ElasticAdapter(Adapter):
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         raise _not_elastic("execute_single", "execute")
 
+    def interrupt(self, why: str) -> None:
+        call, loop = self._call, self._loop
+        if call is not None and loop is not None:
+            asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+
     def stream_to(self, queue: Any) -> None:
         self._queue = queue
 
@@ -325,10 +330,9 @@ class _ElasticCall:
                     agent.kill(code=0)  # they came too late to be in a world
 
         work.done = done
-        wishes = (
-            Wishes(work.params, policy.most_slots or fewest, lambda: driver.slots) if self._asks_autoscaler else None
-        )
-        tasks = [asyncio.create_task(wishes.keep())] if wishes is not None else []
+        most = policy.most_slots or fewest
+        requests = ResourceRequests(work.params, most, lambda: driver.slots, lambda: driver.aside)
+        tasks = [asyncio.create_task(requests.keep())] if self._asks_autoscaler else []
         try:
             return await driven(driver, spec, None, tell, lambda job: None, follow)
         except asyncio.CancelledError:

@@ -27,6 +27,7 @@ from ray.exceptions import RayActorError
 from horovod import __version__
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.tasks import end_tasks
+from horovod.base.words import plural
 from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.launch.own_coordinator import OwnCoordinator
@@ -75,6 +76,7 @@ class Process:
     pid: int = 0  # 0: it has not started yet
     gpus: tuple[str, ...] = ()
     code: int | None = None  # None: it runs
+    found: asyncio.Event = field(default_factory=asyncio.Event)  # its pid and GPUs are known, or not awaited any more
     is_ended_here: bool = False  # it was killed by this agent, or asked to leave
     on_kill: int = -signal.SIGKILL  # how its end is reported once it was killed here
 
@@ -226,6 +228,7 @@ class RayAgent:
                 _log.warning("Slot %d on host %s failed: %s", process.rank, self.host, described(cause))
         finally:
             process.code = code
+            process.found.set()
             self._report()
             _end(process.actor)
         work.done()
@@ -235,27 +238,49 @@ class RayAgent:
         if process.is_ended_here:
             return Trained(process.on_kill)
         actor = process.actor = self._actor(placed.rank, size)
-        try:
-            here = await asyncio.wait_for(answer(actor.whereabouts.remote()), work.start_s)
-        except asyncio.TimeoutError:
-            needs = f"{work.params.cpus_per_worker:g} CPU" + (f", {work.params.gpus} GPU" if work.params.gpus else "")
-            sentence = (
-                f"Ray has not started an actor on host {self.host} within {work.start_s:g} s: others use its resources "
-                f"({needs} for each), or it is gone. placement_group_timeout_s of create_settings() waits longer."
-            )
-            raise TimeoutError(coded(LaunchCode.WORKERS_LATE, sentence)) from None
+        finding = answer(actor.whereabouts.remote())
+        await asyncio.wait({finding}, timeout=work.start_s)
+        if not finding.done():
+            self._has_no_place(process)
+        here = await finding
         process.pid, process.gpus = here.pid, here.gpus
+        process.found.set()
         self._report()
         coordinator = work.coordinator
         on = JobOnHost(work.environ, self.host, size, coordinator.address, coordinator.token, is_own=True, job=work.job)
-        others = [one.gpus for one in self.processes if one is not process and one.code is None]
-        gpus = gpus_of_elastic(process.gpus, others, placed.local_rank)
+        gpus = await self._visible_gpus(process) if work.params.gpus else []
         environ = rank_environment(on, placed, gpus, placed.incarnation or 1)
         actor.set_queue.remote(work.queue)
         await answer(actor.enter.remote(environ, coordinator.certificate, coordinator.server_name))
         trained = await answer(actor.train.remote(*work.call))
         assert isinstance(trained, Trained)
         return trained
+
+    def _has_no_place(self, process: Process) -> None:
+        """Others use what its actor needs. Where some actors have their places the host has so many slots, and the
+        scheduler has one too many leave: this one, or another one that makes room for it. Else TimeoutError.
+        """
+        work = self._work
+        needs = f"{work.params.cpus_per_worker:g} CPU" + (f", {work.params.gpus} GPU" if work.params.gpus else "")
+        sentence = f"Ray has not started an actor on host {self.host} within {work.start_s:g} s"
+        why = f"others use its resources ({needs} for each), or it is gone"
+        longer = "placement_group_timeout_s of create_settings() waits longer."
+        slots = sum(1 for one in self.processes if one.pid and one.code is None)
+        if not slots:
+            raise TimeoutError(coded(LaunchCode.WORKERS_LATE, f"{sentence}: {why}. {longer}"))
+        process.found.set()
+        if slots < self.slots:
+            late = f"{sentence}: others use its resources ({needs} for each). The job has {plural(slots, 'slot')} there"
+            _log.warning("%s", coded(LaunchCode.WORKERS_LATE, f"{late} from now on. {longer}"))
+            self.set_slots(slots)
+
+    async def _visible_gpus(self, process: Process) -> list[str]:
+        """Its own are where its local rank says, so those of the slots before it have to be known first."""
+        for one in [one for one in self.processes if one.rank < process.rank]:
+            await one.found.wait()
+        others = sorted((one.rank, one.gpus) for one in self.processes if one is not process and one.code is None)
+        before = sum(1 for rank, gpus in others if rank < process.rank and gpus)
+        return gpus_of_elastic(process.gpus, [gpus for _, gpus in others], before)
 
     # -- what the scheduler hears --------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ray.util.client import ray as ray_client
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.launch.job_environment import of_driver
+from horovod.ray.adapter import why_interrupted
 from horovod.ray.callbacks import Callback, Callbacks
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams, check_elastic
@@ -123,8 +124,11 @@ class RayExecutor:
             )
         if num_workers is None and num_hosts is None and min_workers is None:
             raise _conflict("Neither `num_workers`, `num_hosts` nor `min_workers` provided: give one of them.")
+        _check_cpus(cpus_per_worker, use_gpu)
         _check_counts(num_workers=num_workers, num_hosts=num_hosts, num_workers_per_host=num_workers_per_host)
         _check_counts(min_workers=min_workers, max_workers=max_workers)
+        if spares and min_workers is None:
+            raise _conflict("`spares` needs `min_workers`: workers of a job of a fixed size are not replaced.")
         self.settings = settings
         self.params: StaticParams | ElasticParams
         if min_workers is not None:
@@ -233,7 +237,8 @@ class RayExecutor:
             adapter.shutdown()
             return
         try:
-            with contextlib.suppress(ray.exceptions.GetTimeoutError):  # a call that was interrupted may hold it up
+            # A call that was interrupted may hold it up; and where its node is gone, so are the workers that it had.
+            with contextlib.suppress(ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
                 ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
         finally:
             ray.kill(adapter)
@@ -245,7 +250,21 @@ class RayExecutor:
             sentence = "This executor has no workers: call start() first."
             raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
         asked = getattr(self.adapter, method)
-        return ray.get(asked.remote(*args)) if self._is_remote else asked(*args)
+        return self._answer(asked.remote(*args)) if self._is_remote else asked(*args)
+
+    def _answer(self, ref: Any, told: Callbacks | None = None) -> Any:
+        """Of the adapter that is an actor."""
+        try:
+            while told is not None and not ray.wait([ref], timeout=_LOOK_S)[0]:
+                told.deliver()
+            if told is not None:
+                told.deliver()
+            return ray.get(ref)
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # where the cluster is gone, so are the ranks
+                if not ray.wait([ref], timeout=0)[0]:
+                    self.adapter.interrupt.remote(why_interrupted(error))
+            raise
 
     def _watched(self, callbacks: Sequence[Callback] | None, method: str, *args: Any) -> Any:
         if not callbacks:
@@ -255,11 +274,7 @@ class RayExecutor:
             self._ask("stream_to", told.queue)
             if not self._is_remote:
                 return getattr(self.adapter, method)(*args, meanwhile=told.deliver)
-            result = getattr(self.adapter, method).remote(*args)
-            while not ray.wait([result], timeout=_LOOK_S)[0]:
-                told.deliver()
-            told.deliver()
-            return ray.get(result)
+            return self._answer(getattr(self.adapter, method).remote(*args), told)
         finally:
             if hasattr(self, "adapter"):
                 self._ask("stream_to", None)
@@ -274,6 +289,14 @@ def _check_gpus(use_gpu: bool, gpus_per_worker: int | None) -> None:
     if gpus_per_worker < 1:
         sentence = f"gpus_per_worker must be at least 1, not {gpus_per_worker}."
         raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+
+
+def _check_cpus(cpus_per_worker: float, use_gpu: bool) -> None:
+    if not isinstance(cpus_per_worker, (int, float)) or cpus_per_worker < 0 or not (cpus_per_worker or use_gpu):
+        least = "a number >= 0" if use_gpu else "a number > 0, or use_gpu=True"
+        raise ValueError(
+            coded(SettingCode.INVALID_SETTING, f"cpus_per_worker must be {least}, not {cpus_per_worker!r}.")
+        )
 
 
 def _check_counts(**counts: int | None) -> None:

@@ -16,7 +16,7 @@ from horovod.base.errors import LaunchCode, coded
 from horovod.base.settings import ROWS, resolve, variables
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
+from horovod.ray.adapter import Adapter, BaseParams, Meanwhile, why_interrupted
 from horovod.ray.calls import Call
 from horovod.ray.places import seated, visible_gpus
 from horovod.ray.strategy import ColocatedStrategy, PGStrategy
@@ -154,18 +154,26 @@ class StaticAdapter(Adapter):
         return refs
 
     def execute(self, fn: Callable[[Any], Any], meanwhile: Meanwhile | None = None) -> list[Any]:
-        refs = self._submit(fn, self.workers)
-        try:
-            return Call(refs, self._when_failed()).results(meanwhile)
-        except KeyboardInterrupt:
-            sentence = coded(LaunchCode.RANK_FAILED, "The driver was interrupted (Ctrl-C).")
-            self._give_up(self._job_name(), sentence)
-            raise
+        return self._results(self._submit(fn, self.workers), meanwhile)
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
-        refs = self._submit(fn, self.workers[:1])
-        (result,) = Call(refs, self._when_failed()).results()
+        (result,) = self._results(self._submit(fn, self.workers[:1]))
         return result
+
+    def _results(self, refs: Sequence[Any], meanwhile: Meanwhile | None = None) -> list[Any]:
+        call = Call(refs, self._when_failed())
+        try:
+            return call.results(meanwhile)
+        except BaseException as error:
+            if not call.has_failed:  # this thread was interrupted, or a callback has raised
+                self.interrupt(why_interrupted(error))
+            raise
+
+    def interrupt(self, why: str) -> None:
+        """Ranks that are busy with something else than Horovod hear of it in their next operation."""
+        self._has_failed = True
+        if (coordinator := self._coordinator) is not None:
+            coordinator.end(self._job_name(), why)
 
     def stream_to(self, queue: Any) -> None:
         for worker in self.workers:

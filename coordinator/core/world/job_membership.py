@@ -193,6 +193,10 @@ class JobMembership:
         """As `Membership.give_up`."""
         return self._send_away(self.rendezvous.waiting.requests, sentence)
 
+    def end(self, cause: str, now_s: float) -> list[Effect]:
+        """As `Membership.end`, of the world that stands."""
+        return self._follow([Loss(member_id, cause) for member_id in list(self.liveness.present)], now_s)
+
     def _send_away(self, member_ids: Iterable[str], sentence: str) -> list[Effect]:
         effects: list[Effect] = []
         refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))

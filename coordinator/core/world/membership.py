@@ -13,6 +13,8 @@ over are remembered for those who come late.
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
+from horovod.base.errors import coded_like, without_code
+from horovod.base.words import capitalized
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
@@ -102,6 +104,15 @@ class Membership:
         self._given_up[job_name] = sentence
         job = self._jobs.get(job_name)
         return self._settled(job, job.give_up(sentence)) if job else []
+
+    def end(self, job_name: str, cause: str, now_s: float) -> list[Effect]:
+        """The launcher of a job waits for none of it any more: as `give_up`, and a world that stands loses its members.
+        cause: completes "rank 1 was lost: ", has no full stop, and may end with a code.
+        """
+        sentence = coded_like(cause, f"{capitalized(without_code(cause))}.")
+        self._given_up[job_name] = sentence
+        job = self._jobs.get(job_name)
+        return self._settled(job, job.give_up(sentence) + job.end(cause, now_s)) if job else []
 
     def formed(self, formation: Formation, epoch: int, secret: bytes, now_s: float) -> list[Effect]:
         """The store gave `formation` its epoch. Nothing happens when it is no longer forming (the epoch is skipped)."""

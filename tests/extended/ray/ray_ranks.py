@@ -58,6 +58,15 @@ def fail() -> None:
     raise ZeroDivisionError("out of coffee")
 
 
+def gpus() -> tuple[str, list[str]]:
+    """The one that a script takes by its local rank, and those that Ray has given to this actor."""
+    import ray
+
+    own = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    place_here = place()
+    return os.environ["CUDA_VISIBLE_DEVICES"].split(",")[place_here["local"][0]], own
+
+
 def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -109,7 +118,9 @@ class Stateful:
 
 
 def train_until(stop: str) -> dict[str, Any]:
-    """Elastic: a step and a commit, again and again, until there is a file of this name. Each step is logged."""
+    """Elastic: a step and a commit, again and again, until there is a file of this name. Each step is logged. The rank
+    whose process id is the end of a file's name raises.
+    """
     from horovod.common import basics as hvd
     from horovod.common.elastic import ObjectState, run_fn
     from horovod.common.ops.objects import allgather_object, broadcast_object
@@ -132,6 +143,8 @@ def train_until(stop: str) -> dict[str, Any]:
     def loop(state: Any) -> None:
         while not allreduce("stop", float(os.path.exists(stop))):
             state.batch += 1
+            if os.path.exists(f"{stop}-{os.getpid()}"):
+                fail()
             seen = {"pid": os.getpid(), "host": os.environ["HOROVOD_HOSTNAME"], "epoch": current().world.epoch}
             ray_logger.log({**seen, "rank": hvd.rank(), "size": hvd.size(), "batch": state.batch, "started": started})
             state.commit()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import ray_ranks
@@ -19,6 +21,8 @@ from resources import eventually
 
 from horovod.base.errors import LaunchCode
 from horovod.ray import RayExecutor
+from horovod.ray.adapter import BaseParams
+from horovod.ray.autoscaler import ResourceRequests
 from horovod.ray.elastic import ElasticRayExecutor
 from horovod.runner.elastic import driver
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery
@@ -34,7 +38,7 @@ def hosts() -> Iterator[None]:
     invented = {f"node:host-{number}": 1.0 for number in (1, 2, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.1)
-        ray.init("local", num_cpus=6, include_dashboard=False, log_to_driver=False, resources=invented)
+        ray.init("local", num_cpus=6, num_gpus=4, include_dashboard=False, log_to_driver=False, resources=invented)
         yield
     ray.shutdown()
 
@@ -119,12 +123,17 @@ def test_a_spare_takes_the_place_and_the_reset_limit_ends_the_job(
         is_next = not killed or (len(killed) == 1 and logged["epoch"] > killed[0]["epoch"])
         if is_next and logged["size"] == 2 and logged["rank"] == len(killed) and (killed or is_there):
             killed.append(logged)
-            kill(logged["pid"])
+            if len(killed) == 1:
+                (tmp_path / f"stop-{logged['pid']}").touch()
+            else:
+                kill(logged["pid"])
 
     executor.start()
     training = Training(executor, tmp_path, act)
-    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RESET_LIMIT, "exceeded limit: 1")):
+    facts = "exceeded limit: 1", "ZeroDivisionError: out of coffee"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RESET_LIMIT, *facts)) as raised:
         training.run()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
     assert killed[1]["size"] == 2, "the spare was in the next world"
     executor.shutdown()
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.WORKERS_NOT_STARTED, "start()")):
@@ -204,11 +213,50 @@ def test_an_executor_in_a_trial() -> None:
         remove_placement_group(group)
 
 
-def test_too_few_hosts(elastic: Callable[..., RayExecutor]) -> None:
+def test_a_worker_without_a_place_costs_a_slot_and_not_the_host(
+    elastic: Callable[..., RayExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others use two of the six processors. Those that have their places have the right GPUs, and train."""
+    others = placement_group([{"CPU": 2}])
+    assert others.wait(PATIENCE_S)
+    executor = elastic({"host-1": 3}, min_workers=2, max_workers=3, cpus_per_worker=2, use_gpu=True)
+    executor.start(extra_env_vars={"HOROVOD_ELASTIC_SETTLE_SECONDS": "0.1"})
+    stop = str(tmp_path / "stop")
+    heard: list[Logged] = []
+
+    def act(logged: Logged) -> None:
+        heard.append(logged)
+        agent = executor.adapter._call.agents.all.get("host-1")
+        if agent is None:  # the job is over
+            return
+        if len(heard) == 1:  # the third has waited for long enough
+            late = next(one for one in agent.processes if not one.pid)
+            executor.adapter._loop.call_soon_threadsafe(agent._has_no_place, late)
+        elif agent.slots == 2 and [one.code for one in agent.processes].count(None) == 2:
+            (tmp_path / "stop").touch()
+
+    try:
+        results = executor.run(lambda: (ray_ranks.train_until(stop), ray_ranks.gpus()), callbacks=[act])
+    finally:
+        remove_placement_group(others)
+    assert {one["size"] for one in heard} == {2}
+    assert re.search(rf"host-1 .* 2 slots there from now on.* \[{LaunchCode.WORKERS_LATE}\]", caplog.text)
+    assert [result["rank"] for result, _ in results] == [0, 1]
+    assert [[gpu] for _, (gpu, _) in results] == [own for _, (_, own) in results]
+
+
+def test_too_few_hosts_and_shutdown_in_the_middle(elastic: Callable[..., RayExecutor], tmp_path: Path) -> None:
     executor = elastic({"host-1": 1}, min_workers=2, elastic_timeout=1)
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.DISCOVERY_FAILED, "needs 2 slots", "elastic_timeout")):
         executor.start()
-    executor.shutdown()
+    assert not hasattr(executor, "adapter")
+
+    executor = elastic({"host-1": 1}, min_workers=1)
+    executor.start()
+    training = Training(executor, tmp_path, lambda training, logged: executor.shutdown())
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.WORKERS_NOT_STARTED, "shutdown() was called")):
+        training.run()
+    assert eventually(lambda: not psutil.pid_exists(training.logged[0]["pid"]))
     assert "horovod-ray-elastic" not in {thread.name for thread in threading.enumerate()}
 
 
@@ -230,4 +278,10 @@ def test_the_autoscaler_is_asked_for_what_is_missing() -> None:
         executor.start()
     watcher.join()
     assert waiting == [2]
+    here = ray.util.get_node_ip_address()
+    requests = ResourceRequests(BaseParams(), workers=1, slots=lambda: 0, aside=lambda: [here])
+    requests._look()
+    requests._look()
+    assert states().count("PENDING") == 1, "room on a host that is set aside is none"
+    requests._keep(0)
     assert eventually(lambda: set(states()) == {"REMOVED"})

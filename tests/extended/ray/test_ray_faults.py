@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 import ray
 import ray_ranks
+from error_codes import ends_with
 from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group_table
 from resources import eventually
@@ -60,6 +62,11 @@ def test_a_function_that_raises_frees_its_peers(executor: Make) -> None:
     assert {one["sum"] for one in first} == {3.0}
     assert [one["pid"] for one in first] == pids
 
+    # The driver does not wait any more: ranks that are in a world are freed all the same.
+    with pytest.raises(KeyboardInterrupt):
+        running.run(ray_ranks.until_told, callbacks=[lambda info: signal.raise_signal(signal.SIGINT)])
+    assert [one["pid"] for one in running.run(ray_ranks.place)] == pids
+
     # Before it is in a world.
     def before_init() -> str:
         from horovod.common import basics as hvd
@@ -102,8 +109,11 @@ def test_a_killed_actor(executor: Make) -> None:
     running = executor(num_workers=3, timeout_s=NEVER_S)
     running.start()
     pids = running.run(os.getpid)
+    refs = running.run_remote(ray_ranks.until_told, args=[ray_ranks.kill])
+    for told in ray.get([refs[0], refs[2]]):
+        assert re.search(ends_with(OperationCode.PEER_LOST, "Rank 1"), told)
     with pytest.raises(RayActorError):
-        running.run(ray_ranks.until_told, args=[ray_ranks.kill, 1, True])
+        running.run(ray_ranks.place)
     running.shutdown()
     assert eventually(lambda: gone(pids))
     assert eventually(no_group_is_left)

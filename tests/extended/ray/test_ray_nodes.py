@@ -97,6 +97,12 @@ except ZeroDivisionError as error:
 else:
     raise AssertionError
 assert all("begun" in info for info in heard)
+try:
+    executor.run(ray_ranks.until_told, callbacks=[lambda info: {}["nothing"]])
+except KeyError:
+    assert executor.run(ray_ranks.place)[0]["sum"] == 1.0
+else:
+    raise AssertionError
 executor.shutdown()
 elastic = RayExecutor(RayExecutor.create_settings(), min_workers=3, max_workers=3, cpus_per_worker=2)
 elastic.start()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -160,6 +160,11 @@ class Driver(Generic[AnyAgent]):
     def slots(self) -> int:
         """Those of all hosts that the job may use. Any thread."""
         return sum(self._known.usable.values())
+
+    @property
+    def aside(self) -> Collection[str]:
+        """The hosts that the job may not use for now. Any thread."""
+        return list(self._known.aside)
 
     def _slots_up(self) -> int:
         return sum(one.slots for one in self._hosts.values() if one.is_up and not one.wanted.is_set())
