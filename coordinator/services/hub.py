@@ -86,13 +86,9 @@ class Hub:
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
         self._membership = Membership(limits.reattach_grace_s, agent_s)
+        others = peers or Peers()
         self.serving = Serving(
-            store,
-            peers or Peers(),
-            restore=self._restore,
-            lost=self._taken_over,
-            cut_off=self._cut_off,
-            lease_s=lease_s,
+            store, others, restore=self._restore, lost=self._taken_over, cut_off=self._cut_off, lease_s=lease_s
         )
         self.metrics = CoordinatorMetrics(self.overview)
         self.stories = Stories(store, self.metrics, self.serving.guard, self._clock)
