@@ -79,6 +79,10 @@ class LaunchCode(ErrorCode):
         "rank-failed",
         "A process of the job failed or was lost, or left no result. What it has printed says more.",
     )
+    JOB_CANCELLED = (
+        "job-cancelled",
+        "The Spark job of this run was cancelled, by its page or its job group, or the SparkContext was stopped.",
+    )
     FUNCTION_RAISED = (
         "function-raised",
         "The function of horovod.run, horovod.spark.run or an executor raised an exception, whose traceback is shown.",

@@ -41,6 +41,11 @@ class Attempt:
     orders: asyncio.Queue[Message] = field(default_factory=asyncio.Queue, repr=False)
 
     @property
+    def has_started(self) -> bool:
+        """Whether it was told to start its process."""
+        return self.shown >= 0
+
+    @property
     def has_failed(self) -> bool:
         return self.lost or (self.ended is not None and self.ended.code != 0)
 
@@ -63,7 +68,7 @@ class Tasks:
     def __init__(self, sink: Sink, policy: Policy) -> None:
         self.changed = threading.Condition()  # guards the following
         self.running: dict[int, Attempt] = {}  # by partition, until its stream has ended
-        self.came = 0  # how many attempts have come
+        self.most = 0  # how many have been running at the same time
         self._sink = sink
         self._policy = policy
         self._counts: dict[int, int] = {}
@@ -98,9 +103,16 @@ class Tasks:
         self.call(tell)
 
     def refuse_all(self, sentence: str) -> None:
-        """Tasks that come from now on, or wait for another one to end, fail with this sentence."""
+        """Tasks that come from now on, that wait for their process or for another task, fail with this sentence."""
+
+        def refuse() -> None:
+            self._wake_all()
+            for attempt in self.running.values():
+                if not attempt.has_started:
+                    attempt.orders.put_nowait(Refused(sentence))
+
         self._refused = sentence
-        self.call(self._wake_all)
+        self.call(refuse)
 
     def release_failed(self) -> None:
         """Tasks whose processes have failed may end."""
@@ -140,7 +152,7 @@ class Tasks:
         try:
             with self.changed:
                 self.running[came.partition] = attempt
-                self.came += 1
+                self.most = max(self.most, len(self.running))
                 self._policy.came(attempt)
                 self.changed.notify_all()
             with contextlib.suppress(grpc.aio.AioRpcError):

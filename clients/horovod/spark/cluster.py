@@ -61,18 +61,28 @@ class SparkCluster:
     @property
     def reached_at(self) -> str | None:
         master = str(self._context.master)
-        return None if master.startswith("local") else str(self._conf.get("spark.driver.host"))
+        return None if master.startswith("local") else str(self._conf.get("spark.driver.host")).strip("[]")
 
     def run(self, order: Order, count: int, together: bool) -> None:
         context = self._context
-        context._jsc.sc().setLocalProperties(self._properties)
+        java = context._jsc.sc()
+        before = java.getLocalProperties().clone()
+        java.setLocalProperties(self._properties)
+        try:
+            self._run(order, count, together)
+        finally:  # with PYSPARK_PIN_THREAD=false other calls get this thread of the JVM, and would have our tag
+            with contextlib.suppress(Exception):  # the context is stopped
+                java.setLocalProperties(before)
+
+    def _run(self, order: Order, count: int, together: bool) -> None:
+        context = self._context
         context.addJobTag(self._tag)
         context.setInterruptOnCancel(True)
         context.setLocalProperty("callSite.short", f"horovod.spark.run with {count} tasks")
         numbers = context.parallelize(range(count), count)
         # Tasks of a barrier stage begin together or not at all, so two jobs never wait for each other's slots. Spark
         # has no such stages where the number of executors changes; there tasks wait for each other in the driver.
-        changes = self._conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        changes = str(self._conf.get("spark.dynamicAllocation.enabled", "false")).lower() == "true"
         placed = numbers.barrier() if together and not changes else numbers
         placed.mapPartitions(functools.partial(attended, order)).collect()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import os
 import pickle
 import secrets
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 import cloudpickle
 
 from horovod.base.errors import code_of
+from horovod.base.settings import resolve
+from horovod.launch.job_environment import of_driver
 from horovod.spark.failures import of_spark
 from horovod.spark.job import Request, run_request
 from horovod.spark.task.attend import Order, attend
@@ -28,7 +31,9 @@ _STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
 
 def run_connected(request: Request, session: Any) -> list[Any]:
     """As `run_request`. session: a SparkSession of Spark Connect. In the caller's process."""
-    shipped = replace(request, stdout=None, stderr=None)
+    own = of_driver(os.environ)
+    resolve({**own, **{name: str(value) for name, value in request.env.items() if value is not None}})  # ValueError
+    shipped = replace(request, stdout=None, stderr=None, settings=own)
     function = functools.partial(_task, pickle.dumps(shipped))
     count = request.size
     tag = f"horovod-{secrets.token_hex(8)}"
@@ -77,7 +82,7 @@ class _Inside:
         self._context = context
         addresses = [info.address for info in context.getTaskInfos()]
         # Tasks of one executor are on one host, whatever its address is.
-        self.reached_at = None if len(set(addresses)) == 1 else addresses[0].rpartition(":")[0]
+        self.reached_at = None if len(set(addresses)) == 1 else addresses[0].rpartition(":")[0].strip("[]")
         self._has_told = False
 
     def run(self, order: Order, count: int, together: bool) -> None:

@@ -8,6 +8,7 @@ first one that raised something of its own.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,16 @@ def cause_of(failures: Sequence[Failure]) -> Failure:
     return ended or next((one for one in failures if not one.is_victim), failures[0])
 
 
+def repeated(failures: Sequence[Failure]) -> Failure:
+    """The failure for which an elastic job has ended: the last one of the rank that failed most often. Victims count
+    where nobody else has failed. failures: at least one, in the order in which they came.
+    """
+    causes = [failure for failure in failures if not failure.is_victim] or failures
+    counts = Counter(failure.rank for failure in causes)
+    most = max(counts.values())
+    return next(failure for failure in reversed(causes) if counts[failure.rank] == most)
+
+
 def sentence_of(failure: Failure) -> str:
     """For the driver. The code stands in a line of its own behind a traceback, of which it would look like a part."""
     sentence = f"{_BEGINNING}: {short(failure)}"
@@ -78,8 +89,28 @@ def short(failure: Failure) -> str:
     return f"rank {failure.rank} on host {failure.host} {failure.what()}".strip().partition("\n")[0]
 
 
+def is_cancelled(text: str) -> bool:
+    """text: what Spark says of a job that has ended."""
+    return re.search(r"\bJob \d+ cancelled\b", text) is not None
+
+
+def not_repeated(failure: Failure, text: str) -> str:
+    """The sentence for an elastic job of which Spark does not run a task again. text: Spark's own."""
+    if is_cancelled(text):
+        return of_spark(text)
+    if "excludeOnFailure" in text:
+        why = "it has failed on all executors that there are, and may not use them again (spark.excludeOnFailure.*)"
+    else:
+        why = "it failed as often as spark.task.maxFailures allows (with a local master the number F of local[N,F])"
+    return coded(LaunchCode.RANK_FAILED, f"{sentence_of(failure)}\n\nSpark did not run this task again: {why}.")
+
+
 def of_spark(text: str) -> str:
-    """The sentence for a Spark job that failed before all processes ran. text: Spark's own, with its stack traces."""
+    """The sentence for a Spark job that failed before all processes ran, or that was cancelled. text: Spark's own, with
+    its stack traces.
+    """
+    if is_cancelled(text):
+        return coded(LaunchCode.JOB_CANCELLED, f"The Spark job of this run was cancelled: {_first_line(text)}")
     if found := re.search(r"PYTHON_VERSION_MISMATCH\].*?\(?'?(\d+\.\d+)\D+?(\d+\.\d+)", text, re.DOTALL):
         sentence = (
             f"The Python of the workers is {found[1]} and that of the driver {found[2]}; they must be of one version. "
@@ -103,11 +134,18 @@ def of_spark(text: str) -> str:
     if found := re.search(r"barrier.*?requires? more slots[^\n]*", text, re.IGNORECASE | re.DOTALL):
         sentence = f"Spark has too few slots for all tasks at the same time: {_first_line(found[0])}"
         return coded(LaunchCode.TOO_FEW_RESOURCES, sentence)
+    if "SPARK-24942" in text:
+        sentence = (
+            "Under Spark Connect the tasks of a run are a barrier stage, and Spark has none with dynamic allocation. "
+            "Set spark.dynamicAllocation.enabled to false where the server is started."
+        )
+        return coded(LaunchCode.UNSUPPORTED_OPTION, sentence)
     return coded(LaunchCode.RANK_FAILED, f"The Spark job of this run failed: {_first_line(text)}")
 
 
 def _first_line(text: str) -> str:
-    """What Java said, where Py4J has put a line of its own before it."""
+    """What Java said, where Py4J has put a line of its own before it, without the name of the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["without a reason"]
     line = next((line.removeprefix(": ") for line in lines[:3] if line.startswith(": ")), lines[0])
+    line = re.sub(r"^(?:[\w$]+\.)+[\w$]+: (?:\[\w+\] )?|\s*SQLSTATE: \w+$", "", line)
     return line if line.endswith(".") else f"{line}."

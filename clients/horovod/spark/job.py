@@ -37,7 +37,17 @@ from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.attending import LOST, Attempt, Tasks
 from horovod.spark.cluster import Cluster
 from horovod.spark.elastic import Elastic
-from horovod.spark.failures import Failure, cause_of, has_cause, of_spark, sentence_of, short
+from horovod.spark.failures import (
+    Failure,
+    cause_of,
+    has_cause,
+    is_cancelled,
+    not_repeated,
+    of_spark,
+    repeated,
+    sentence_of,
+    short,
+)
 from horovod.spark.fixed import FixedSize
 from horovod.spark.task.attend import Order
 from horovod.spark.task.messages import End, Signal, Start
@@ -65,7 +75,7 @@ class ElasticSizes:
 @dataclass(frozen=True)
 class Request:
     """What the user asks for, checked. function: as `shipped` makes it. env: None as a value removes a variable.
-    elastic: None for a fixed size.
+    elastic: None for a fixed size. settings: HOROVOD_... of the caller, where it is not in the driver.
     """
 
     function: bytes
@@ -79,6 +89,7 @@ class Request:
     timestamps: bool = False
     python: str = ""
     elastic: ElasticSizes | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tasks(self) -> int:
@@ -120,7 +131,7 @@ class Job:
         self._cluster = cluster
         self._console = console
         given = {name: str(value) for name, value in request.env.items() if value is not None}
-        driver = {**os.environ, **cluster.environ}
+        driver = {**os.environ, **request.settings, **cluster.environ}
         self._environ = job_environment(driver, given, request.start_timeout_s, request.nics)
         if request.elastic is not None:
             sizes = request.elastic.fewest, request.elastic.most
@@ -234,7 +245,9 @@ class Job:
         request = self._request
 
         def begun() -> bool:
-            return self._fixed.has_begun if request.elastic is None else self._tasks.came >= request.elastic.fewest
+            if self._elastic is None or request.elastic is None:
+                return self._fixed.has_begun
+            return self._tasks.most >= request.elastic.fewest or self._elastic.exceeds_limit
 
         if not self._wait(begun, request.start_timeout_s):
             needed = request.size if request.elastic is None else request.elastic.fewest
@@ -276,17 +289,14 @@ class Job:
 
     def _spark_gave_up(self) -> None:
         """Spark runs a task that failed again for as often as it is told."""
-        self._tasks.wait(lambda: not self._tasks.running, _VICTIMS_S)
-        if not self._failures:
+        failures = list(self._failures)  # further ones come of the tasks that Spark now kills
+        if not failures:
             raise RuntimeError(of_spark(str(self._spark_error)))
-        sentence = (
-            f"{sentence_of(cause_of(self._failures[-1:]))}\n\nSpark did not run this task again: it failed as often as "
-            "spark.task.maxFailures allows (with a local master the number F of local[N,F])."
-        )
-        raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence))
+        raise RuntimeError(not_repeated(repeated(failures), str(self._spark_error)))
 
     def _last_failure(self) -> str:
-        return f"The last failure: {short(self._failures[-1])}." if self._failures else ""
+        failures = [one for one in self._failures if not one.is_victim] or self._failures
+        return f"The last failure: {short(failures[-1])}." if failures else ""
 
     def _check(self) -> None:
         """Raises the cause, if the job of fixed size has failed."""
@@ -294,6 +304,8 @@ class Job:
             raise KeyboardInterrupt(_INTERRUPTED)
         if self._fixed.is_done:
             return
+        if self._spark_ended and is_cancelled(str(self._spark_error)):
+            raise RuntimeError(of_spark(str(self._spark_error)))
         if not self._failures and self._spark_ended:  # what the tasks have to say may be under way
             self._tasks.wait(lambda: bool(self._failures), AFTERMATH_S)
         if self._failures:

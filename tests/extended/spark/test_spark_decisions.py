@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+from unittest.mock import MagicMock
+
 import pytest
 from error_codes import ends_with
+from pyspark import SparkConf
 
 from horovod.base.errors import LaunchCode, WorldCode
+from horovod.base.settings import Settings
+from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
+from horovod.spark.cluster import SparkCluster
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
-from horovod.spark.failures import Failure, cause_of, has_cause, of_spark, sentence_of
+from horovod.spark.failures import Failure, cause_of, has_cause, not_repeated, of_spark, repeated, sentence_of
 from horovod.spark.fixed import FixedSize
 from horovod.spark.task import messages
-from horovod.spark.task.attend import environment, unreachable
+from horovod.spark.task.attend import Order, environment, unreachable
 
 VICTIM = Failure(0, "a", code=1, error="HorovodInternalError: Rank 1 was lost.")
 STOPPED = Failure(3, "a", code=-15, stopped=True)
@@ -36,6 +44,73 @@ def test_the_cause(failures: list[Failure], cause: Failure) -> None:
     assert has_cause(failures) == (cause is not STOPPED)
 
 
+def test_the_failure_that_ended_an_elastic_job() -> None:
+    """Not that of a peer, nor of a task that Spark killed after it had given up."""
+    last = replace(RAISED, incarnation=2)
+    assert repeated([RAISED, VICTIM, last, VICTIM, VICTIM, LOST]) is last
+    assert repeated([VICTIM]) is VICTIM
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "facts"),
+    [
+        ("Task 2 in stage 0.0 failed 4 times", LaunchCode.RANK_FAILED, ("rank 2 on host b raised", "maxFailures")),
+        (
+            "Aborting TaskSet 0.0 because task 2 (partition 2)\ncannot run anywhere due to node excludeOnFailure.",
+            LaunchCode.RANK_FAILED,
+            ("rank 2 on host b raised", "spark.excludeOnFailure"),
+        ),
+        ("Job 0 cancelled because SparkContext was shut down", LaunchCode.JOB_CANCELLED, ("SparkContext was shut",)),
+    ],
+    ids=["attempts", "excluded", "stopped"],
+)
+def test_why_spark_runs_a_task_no_more(text: str, code: LaunchCode, facts: tuple[str, ...]) -> None:
+    with pytest.raises(RuntimeError, match=ends_with(code, *facts)):
+        raise RuntimeError(not_repeated(RAISED, text))
+
+
+@pytest.mark.parametrize(
+    ("master", "host", "address"),
+    [
+        ("local[4]", "driver", None),
+        ("local-cluster[2,1,1024]", "driver", None),
+        ("spark://head:7077", "driver", "driver"),
+        ("yarn", "node-7.example", "node-7.example"),
+        ("k8s://https://api:6443", "train-driver-svc.jobs.svc", "train-driver-svc.jobs.svc"),
+        ("k8s://https://api:6443", "[fd00::7]", "[fd00::7]"),
+    ],
+)
+def test_where_tasks_find_the_driver(master: str, host: str, address: str | None) -> None:
+    """The driver need not know the name by which it is found, nor has that to be in its certificate."""
+    cluster = SparkCluster(context_of(master, {"spark.driver.host": host}))
+    coordinator = OwnCoordinator(Settings(), cluster.reached_at)
+    try:
+        own, _, port = coordinator.address.rpartition(":")
+        assert int(port) > 0
+        assert own == (address or "127.0.0.1")
+        assert bool(coordinator.certificate) == (address is not None)
+    finally:
+        coordinator.stop()
+
+
+@pytest.mark.parametrize(("allocation", "together"), [("false", True), ("TRUE", False)])
+def test_tasks_begin_together(allocation: str, together: bool) -> None:
+    settings = {"spark.dynamicAllocation.enabled": allocation, "spark.executorEnv.NAME": "value"}
+    context = context_of("yarn", settings)
+    cluster = SparkCluster(context)
+    assert cluster.environ == {"NAME": "value"}
+    cluster.run(Order("h:1", "token", "", None, 20), 2, together=True)
+    assert context.parallelize.return_value.barrier.called == together
+
+
+def context_of(master: str, settings: dict[str, str]) -> Any:
+    """What SparkCluster asks of a SparkContext."""
+    conf = SparkConf(loadDefaults=False)
+    for name, value in settings.items():
+        conf.set(name, value)
+    return MagicMock(master=master, getConf=lambda: conf)
+
+
 def test_the_sentence_of_a_lost_task() -> None:
     said = sentence_of(LOST)
     assert "rank 1 on host b is lost: its executor is gone" in said
@@ -52,7 +127,13 @@ def test_the_sentence_of_a_lost_task() -> None:
         ),
         ("ModuleNotFoundError: No module named 'horovod.spark'", LaunchCode.HOST_INSTALLATION, "'horovod.spark'"),
         (f"error\n: trace\nRuntimeError: {unreachable('h:1', 'w')}\n at", WorldCode.COORDINATOR_UNREACHABLE, "h:1"),
-        ("An error occurred.\n: Job 3 cancelled\n at x", LaunchCode.RANK_FAILED, "failed: Job 3 cancelled."),
+        (
+            "An error occurred.\n: a.b.SparkException: [SPARK_JOB_CANCELLED] Job 3 cancelled part of x SQLSTATE: XXKDA",
+            LaunchCode.JOB_CANCELLED,
+            "cancelled: Job 3 cancelled part of x.",
+        ),
+        ("BarrierJobRunWithDynamicAllocationException: [SPARK-24942]: no", LaunchCode.UNSUPPORTED_OPTION, "Connect"),
+        ("An error occurred.\n: a.b.SparkException: It fell.\n at x", LaunchCode.RANK_FAILED, "failed: It fell."),
     ],
 )
 def test_what_spark_says(text: str, code: LaunchCode, fact: str) -> None:
