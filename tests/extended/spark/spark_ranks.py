@@ -36,6 +36,7 @@ def place(value: Any = None, *variables: str, keyword: Any = None) -> dict[str, 
         "sum": allreduce("place", float(hvd.rank())),
         "pid": os.getpid(),
         "folder": os.getcwd(),
+        "python": sys.executable,
         "values": (value, keyword),
         "devices": get_available_devices(),
         "variables": {name: os.environ.get(name) for name in variables},
@@ -78,6 +79,30 @@ def wait_for(path: str) -> None:
         allreduce("again")
 
 
+def grow(size: int) -> dict[str, Any]:
+    """Takes steps until a world of `size` has taken one; the sizes that this process saw."""
+    from horovod.common import basics as hvd
+    from horovod.common.elastic import State, run_fn
+
+    class Nothing(State):
+        def save(self) -> None: ...
+        def restore(self) -> None: ...
+        def sync(self) -> None: ...
+
+    sizes: list[int] = []
+
+    def train(state: Nothing) -> None:
+        while (now := int(allreduce("step"))) < size:
+            if now not in sizes:
+                sizes.append(now)
+            state.commit()
+        sizes.append(now)
+
+    hvd.init()
+    run_fn(train, hvd.join_again)(Nothing(lambda value, root_rank=0: value, hvd.rank))
+    return {"sizes": sizes}
+
+
 def elastic(size: int, steps: int, dies: dict[int, str], at: int = 2) -> dict[str, Any]:
     """Takes steps in worlds of `size`. dies: by slot, how its first process ends after `at` steps."""
     from horovod.common import basics as hvd
@@ -116,10 +141,6 @@ def elastic(size: int, steps: int, dies: dict[int, str], at: int = 2) -> dict[st
                     os.kill(executor_pid() if how == "executor" else os.getpid(), signal.SIGKILL)
                     threading.Event().wait()  # this process ends because its executor has
 
-    def reset() -> None:
-        hvd.shutdown()
-        hvd.init()
-
     hvd.init()
-    run_fn(train, reset)(Steps())
+    run_fn(train, hvd.join_again)(Steps())
     return {"slot": int(os.environ["HOROVOD_RANK"]), "rank": hvd.rank(), "own": own, "pid": os.getpid()}

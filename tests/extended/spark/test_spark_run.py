@@ -5,6 +5,11 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
+import sys
+import threading
+import venv
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -115,7 +120,7 @@ def test_a_job_that_the_user_cancels(spark: Any) -> None:
 
     spark.setJobGroup("cell", "of a notebook")
     try:
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RuntimeError, match=ends_with(LaunchCode.JOB_CANCELLED, "group cell")):
             run(spark_ranks.wait_for, "", stdout=Writer())
     finally:
         spark.setLocalProperty("spark.jobGroup.id", None)
@@ -124,10 +129,60 @@ def test_a_job_that_the_user_cancels(spark: Any) -> None:
     assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
+def test_ctrl_c() -> None:
+    """It comes to the thread that called, as here; in the calls of a writer, or between them."""
+    lines: list[str] = []
+
+    class Writer:
+        def write(self, text: str) -> None:
+            lines.append(text)
+            if "".join(lines).count("pids") == 2:
+                signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(spark_ranks.wait_for, "", stdout=Writer())
+    pids = [int(pid) for pid in re.findall(r"pids (\d+) ", "".join(lines))]
+    assert len(pids) == 2
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
 def test_a_python_that_workers_do_not_have(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark, "pythonExec", "/nowhere/python")
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.HOST_INSTALLATION, "'/nowhere/python'")):
         run(spark_ranks.place)
+
+
+def test_a_python_of_another_version(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    monkeypatch.setattr(spark, "pythonVer", "2.7")
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.HOST_INSTALLATION, f"is {own} and that of", "2.7")):
+        run(spark_ranks.place)
+
+
+def test_a_python_without_horovod(spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    venv.create(tmp_path, with_pip=False)
+    monkeypatch.setattr(spark, "pythonExec", str(tmp_path / "bin" / "python"))
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.HOST_INSTALLATION, "no module 'horovod'")):
+        run(spark_ranks.place)
+
+
+def test_an_executable(tmp_path: Path) -> None:
+    """Of the processes alone, and whatever else is said of how they run and print."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nBY=executable exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    out, err = _Refusing(), io.StringIO()
+    options = {"executable": str(python), "nics": ["lo"], "verbose": 2, "prefix_output_with_timestamp": True}
+    with pytest.warns(RuntimeWarning, match="could not be written .*no room"):
+        found = run(spark_ranks.place, "", "BY", num_proc=1, stdout=out, stderr=err, **options)
+    assert found[0]["variables"] == {"BY": "executable"}
+    assert re.search(r"^\S.*\[0\]<stderr>:err 0$", err.getvalue(), re.MULTILINE)
+    assert "horovod.spark: " in err.getvalue()
+
+
+class _Refusing:
+    def write(self, text: str) -> None:
+        raise ValueError("no room")
 
 
 def test_an_executable_that_is_not_there() -> None:
@@ -147,10 +202,13 @@ def test_elastic_limits() -> None:
         horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "raise"}), num_proc=2, reset_limit=0)
 
     def fails_always() -> None:
-        raise ZeroDivisionError("out of coffee")
+        if os.environ["HOROVOD_RANK"] == "0":
+            raise ZeroDivisionError("out of coffee")
+        threading.Event().wait()  # until Spark ends it, which is no reason
 
-    with pytest.raises(RuntimeError, match=r"raised ZeroDivisionError: out of coffee[\s\S]*maxFailures"):
-        horovod.spark.run_elastic(fails_always, num_proc=1)
+    facts = "rank 0 on host", "raised ZeroDivisionError: out of coffee", "spark.task.maxFailures"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts)):
+        horovod.spark.run_elastic(fails_always, num_proc=2)
     with pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS, "2, 1 and 1")):
         horovod.spark.run_elastic(fails_always, num_proc=1, min_num_proc=2)
 
