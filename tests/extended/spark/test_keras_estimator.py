@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import pickle
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,18 @@ def one_process(store: Any, package: Any = keras) -> list[np.ndarray]:
     return [np.asarray(one) for one in model.get_weights()]
 
 
+def check_hdf5(store: Any, run_id: str, model: Any, package: Any = keras) -> None:
+    """What programs on Databricks read a checkpoint with."""
+    text = store.read_serialized_keras_model(store.get_checkpoint_path(run_id), model, {})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.h5")
+        path.write_bytes(pickle.loads(base64.b64decode(text)))
+        for value, expected in zip(
+            package.models.load_model(str(path)).get_weights(), model.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(value, expected)
+
+
 def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., KerasEstimator]) -> None:
     model = estimator(run_id="first").fit(df)
     store = estimator().getStore()
@@ -97,6 +112,8 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     assert float(model.getModel().optimizer.learning_rate) == pytest.approx(0.05)
     assert len(model.getHistory()["loss"]) == 2
     assert store.exists(store.get_checkpoint_path("first"))
+
+    check_hdf5(store, "first", model.getModel())
 
     undisturbed = estimator(run_id="second", epochs=4).fit(df)
     resumed = estimator(run_id="first", epochs=4).fit(df)
@@ -175,6 +192,7 @@ def test_tf_keras_is_training_on_one_process(df: Any, estimator: Callable[..., K
         model = made.fit(df)
         for value, expected in zip(model.getModel().get_weights(), one_process(made.getStore(), tf_keras), strict=True):
             np.testing.assert_allclose(value, expected, rtol=1e-4)
+        check_hdf5(made.getStore(), "legacy", model.getModel(), tf_keras)
         resumed = made.setEpochs(3).fit(df)
     assert len(resumed.getHistory()["loss"]) == 3
     row = resumed.transform(df).first()

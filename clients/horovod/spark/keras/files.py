@@ -11,6 +11,7 @@ import io
 import json
 import sys
 import tempfile
+import warnings
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Final
 from horovod.spark.common.params import refused
 
 _RUN: Final = "horovod_run.json"
+_HDF5: Final = b"\x89HDF\r\n\x1a\n"  # what such a file begins with
 
 
 def keras_of(model: Any) -> str:
@@ -51,6 +53,28 @@ def from_bytes(keras: Any, content: bytes, custom_objects: dict[str, Any] | None
         path.write_bytes(content)
         with keras.utils.custom_object_scope(custom_objects or {}):
             return keras.models.load_model(str(path), custom_objects=custom_objects or None, compile=compiled)
+
+
+def to_hdf5(content: bytes, model: Any, custom_objects: dict[str, Any] | None) -> bytes:
+    """A saved model as an HDF5 file, which Keras before 3 wrote, and either Keras reads. `model` tells which Keras.
+
+    That of Keras 3 lacks what compile() was given: Keras 3 writes it so that load_model() fails.
+
+    Raises:
+        ValueError: content that is neither an archive of Keras nor an HDF5 file already.
+    """
+    if content.startswith(_HDF5):
+        return content
+    if not zipfile.is_zipfile(io.BytesIO(content)):
+        raise refused("the checkpoint is no file of a Keras model (.keras, or HDF5).")
+    package = keras_of(model)
+    compiled = package == "tf_keras"
+    saved = from_bytes(import_keras(package), content, custom_objects, compiled)
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*HDF5")  # Keras calls the format legacy
+        path = Path(folder, "model.h5")
+        saved.save(str(path), include_optimizer=compiled)
+        return path.read_bytes()
 
 
 def _by_all_names(keras: Any, custom_objects: dict[str, Any] | None) -> dict[str, Any]:

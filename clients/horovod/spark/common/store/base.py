@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import importlib
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -108,6 +110,21 @@ class Store(ABC):
     def write_text(self, path: str, text: str) -> None:
         """Writes a text as UTF-8, as `write` does."""
         self.write(path, text.encode())
+
+    def read_serialized_keras_model(self, ckpt_path: str, model: Any, custom_objects: dict[str, Any] | None) -> str:
+        """A checkpoint of KerasEstimator as text: base64 of the pickled bytes of an HDF5 file.
+
+        >>> content = pickle.loads(base64.b64decode(store.read_serialized_keras_model(path, model, {})))
+        >>> Path("model.h5").write_bytes(content)
+
+        Args:
+            ckpt_path: the file, as of get_checkpoint_path(run_id).
+            model: any model of the Keras that has written it, Keras 3 or tf_keras.
+            custom_objects: classes and functions that the model uses, by their names.
+        """
+        from horovod.spark.keras.files import to_hdf5  # stores serve the other frameworks without it
+
+        return base64.b64encode(pickle.dumps(to_hdf5(self.read(ckpt_path), model, custom_objects))).decode()
 
     @abstractmethod
     def get_local_output_dir_fn(self, run_id: str) -> LocalOutputDir:
