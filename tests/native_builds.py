@@ -14,7 +14,8 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def run(*command: str) -> str:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}"
     return done.stdout
+
+
+def fuzz(program: Path, cases: int, seeds: Sequence[int]) -> None:
+    """So many cases of each of these seeds, which run at once: most of the time they wait for silent peers."""
+    with ThreadPoolExecutor(len(seeds)) as pool:
+        for _ in pool.map(lambda seed: run(str(program), str(cases), str(seed)), seeds):
+            pass
 
 
 @contextlib.contextmanager

@@ -84,7 +84,7 @@ def _polls(known: bool) -> str:
 
 
 @pytest.mark.longer
-@pytest.mark.parametrize("known", tiers.some([False, True], 1), ids=str)
+@pytest.mark.parametrize("known", tiers.pick([False], [True]), ids=["known" if tiers.EXTENDED else "new"])
 def test_ranks_that_poll(keeper: Keeper, known: bool) -> None:
     for sentence in keeper.get().run(_polls, known):
         assert "rank 0 waits for allreduce.a" in sentence or "ranks 0 and 2 wait for allreduce.a" in sentence

@@ -87,9 +87,9 @@ def network() -> Iterator[Network]:
         pytest.skip(str(error))
 
 
-def started(stack: ExitStack, network: Network, script: str, size: int, **environment: str) -> list[Program]:
-    """The ranks of a job, and its coordinator, each on a host."""
-    address = f"{network.hosts[COORDINATOR].address}:29400"
+def started(stack: ExitStack, network: Network, script: str, size: int, job: int, **environment: str) -> list[Program]:
+    """The ranks of a job, and its coordinator, each on a host. job: its number among those that run at once."""
+    address = f"{network.hosts[COORDINATOR].address}:{29400 + job}"
     common = {
         "HOROVOD_COORDINATOR": address,
         "HOROVOD_SIZE": str(size),
@@ -129,35 +129,39 @@ CUTS = {
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("full_mesh", [True, False], ids=["full mesh", "sparse mesh"])
-def test_a_job_goes_on_when_they_meet_again(network: Network, cut: str, full_mesh: bool) -> None:
+def test_a_job_goes_on_when_they_meet_again(network: Network, cut: str) -> None:
+    """Two jobs on the same hosts: over a full mesh and over a sparse one."""
     pairs, one_way = CUTS[cut]
     partitions = Partitions(network)
     with ExitStack() as stack:
-        more = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_FULL_MESH_MEMBERS": "8" if full_mesh else "2"}
-        ranks = started(stack, network, SCRIPT, RANKS, **more)
+        jobs = []
+        for number, full_mesh_members in enumerate("82"):
+            more = {"HOROVOD_DYNAMIC_PROCESS_SETS": "1", "HOROVOD_FULL_MESH_MEMBERS": full_mesh_members}
+            jobs.append(started(stack, network, SCRIPT, RANKS, number, **more))
         stack.callback(partitions.heal)
 
-        def steps() -> int:
+        def steps(ranks: list[Program]) -> int:
             said = ranks[0].line()
             assert said.isdigit(), (said, ranks[0].process.communicate())
             return int(said)
 
-        assert steps() == 50
+        for ranks in jobs:
+            assert steps(ranks) == 50
         for here, there in pairs:
             partitions.cut([here], [there], one_way=one_way)
         pass_seconds(CUT_S)
         partitions.heal()
-        stepped = steps()  # nobody has failed
-        while steps() < stepped + 100:
-            pass
-        ranks[0].tell()
-        while (said := ranks[0].line()) != "ended alike":
-            assert said.isdigit(), said
-        for rank in ranks[1:]:
-            assert rank.line() == "ended alike"
-        for rank in ranks:
-            rank.finish()
+        for ranks in jobs:
+            stepped = steps(ranks)  # nobody has failed
+            while steps(ranks) < stepped + 100:
+                pass
+            ranks[0].tell()
+            while (said := ranks[0].line()) != "ended alike":
+                assert said.isdigit(), said
+            for rank in ranks[1:]:
+                assert rank.line() == "ended alike"
+            for rank in ranks:
+                rank.finish()
 
 
 LIMIT_S = 6.0
@@ -165,32 +169,39 @@ PAUSE_S = 2.5  # the kernel asks after half of the limit
 SHORTER_S = 5.0
 
 
-@pytest.mark.parametrize("works", [True, False], ids=["something is owed", "nothing is under way"])
-def test_the_limit_begins_when_something_is_owed(network: Network, works: bool) -> None:
-    """Nothing was sent for a while before the cut: that is no silence, nobody was to answer."""
+def test_the_limit_begins_when_something_is_owed(network: Network) -> None:
+    """Nothing was sent for a while before the cut: that is no silence, nobody was to answer.
+
+    Two jobs: one owes something while the network is cut, and of the other nothing is under way.
+    """
     partitions = Partitions(network)
     with ExitStack() as stack:
-        ranks = started(stack, network, ONE_BY_ONE, 2, HOROVOD_UNREACHABLE_TIMEOUT_SECONDS=f"{LIMIT_S:.0f}")
+        limit = f"{LIMIT_S:.0f}"
+        jobs = [
+            started(stack, network, ONE_BY_ONE, 2, job, HOROVOD_UNREACHABLE_TIMEOUT_SECONDS=limit) for job in range(2)
+        ]
         stack.callback(partitions.heal)
+        owing, idle = jobs
 
-        def tell() -> None:
+        def tell(ranks: list[Program]) -> None:
             for rank in ranks:
                 rank.tell()
 
-        def are_done() -> None:
+        def are_done(ranks: list[Program]) -> None:
             for rank in ranks:
                 assert rank.line() == "2.0", rank.process.communicate()
 
-        tell()
-        are_done()
+        for ranks in jobs:
+            tell(ranks)
+        for ranks in jobs:
+            are_done(ranks)
         pass_seconds(PAUSE_S)
         partitions.cut([0], [1])
-        if works:
-            tell()
+        tell(owing)
         pass_seconds(SHORTER_S)
         partitions.heal()
-        if not works:
-            tell()
-        are_done()
-        for rank in ranks:
-            rank.finish()
+        tell(idle)
+        for ranks in jobs:
+            are_done(ranks)
+            for rank in ranks:
+                rank.finish()
