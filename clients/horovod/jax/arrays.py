@@ -6,11 +6,16 @@ anybody else has that array: to its user an array never changes.
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.interpreters.pxla import batched_device_put  # jax.device_put takes ten times as long to call it
+from jax.core import ShapedArray
+from jax.sharding import SingleDeviceSharding
 
 from horovod._core import DType, Output, TensorReader
 from horovod.base.errors import OperationCode, coded
@@ -125,16 +130,20 @@ def _obstacle(tensor: jax.Array) -> str:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    count = int(np.prod(shape, dtype=np.int64))
-    nbytes = count * dtype.itemsize
+    nbytes = math.prod(shape) * dtype.itemsize
     memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    first = -memory.ctypes.data % _ALIGNMENT
+    first = -memory.__array_interface__["data"][0] % _ALIGNMENT
     return memory[first : first + nbytes].view(dtype).reshape(shape)
 
 
 def _on(memory: np.ndarray[Any, Any]) -> jax.Array:
     """An array on this memory. It is the default device's where that is the host, else of JAX's first CPU."""
-    device = None if jax.default_backend() == "cpu" else cpu()
+    is_default = jax.default_backend() == "cpu"
+    if is_default and memory.dtype.itemsize < 8 and jax.config.jax_default_device is None:
+        device = cpu()
+        aval = _aval(memory.shape, memory.dtype)
+        return batched_device_put(aval, _sharding(device), [memory], [device], committed=False)
+    device = None if is_default else cpu()
     array = jax.device_put(memory, device, may_alias=True)
     if array.dtype != memory.dtype:  # JAX makes 32 bits of 64 unless jax_enable_x64 is set
         raise ValueError(
@@ -145,6 +154,16 @@ def _on(memory: np.ndarray[Any, Any]) -> jax.Array:
             )
         )
     return array
+
+
+@functools.lru_cache(maxsize=4)
+def _sharding(device: jax.Device) -> SingleDeviceSharding:
+    return SingleDeviceSharding(device)
+
+
+@functools.lru_cache(maxsize=1024)
+def _aval(shape: tuple[int, ...], dtype: np.dtype[Any]) -> ShapedArray:
+    return ShapedArray(shape, dtype)
 
 
 COLLECTIVES: Final = GroupedCollectives[jax.Array](JaxFramework())

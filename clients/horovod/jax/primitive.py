@@ -19,6 +19,7 @@ from typing import Any, Final
 import jax
 import numpy as np
 from jax._src import effects  # JAX's users of ordered effects find them nowhere else
+from jax._src.core import trace_state_clean
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jax.interpreters.mlir import ir
@@ -109,6 +110,8 @@ collective_p.multiple_results = True
 
 def run(call: Call, *tensors: jax.Array) -> list[jax.Array]:
     """The results of a call, and after them, for an alltoall with splits, the rows that came from each member."""
+    if trace_state_clean():  # nothing is traced: what follows is what bind() would do after some 20 us
+        return _now(*tensors, call=call)
     results: list[jax.Array] = collective_p.bind(*tensors, call=call)
     return results
 
@@ -117,7 +120,7 @@ def run(call: Call, *tensors: jax.Array) -> list[jax.Array]:
 @collective_p.def_impl
 def _now(*given: Any, call: Call) -> list[jax.Array]:
     call = call.running()
-    tensors = [jax.numpy.asarray(tensor) for tensor in given]  # derivatives may be NumPy's
+    tensors = [one if isinstance(one, jax.Array) else jax.numpy.asarray(one) for one in given]  # NumPy's: derivatives
     return _of_gpu(call, tensors) if any(map(is_on_gpu, tensors)) else _of_host(call, tensors)
 
 
