@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -161,19 +162,22 @@ executor.run(ray_ranks.until_told, callbacks=[lambda info: print(info["pid"], fl
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "ctrl-c"])
-def test_a_driver_that_ends(one_node: Any, number: signal.Signals) -> None:
+def test_drivers_that_end(one_node: Any) -> None:
+    """One is killed, one gets Ctrl-C."""
     address = one_node.address_info["gcs_address"]
-    folder = os.path.dirname(ray_ranks.__file__)
-    with subprocess.Popen(
-        [sys.executable, "-c", DRIVER, address, folder], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as driver:
-        assert driver.stdout is not None
-        pids = [int(driver.stdout.readline()) for _ in range(2)]
-        driver.send_signal(number)
-        _, errors = driver.communicate(timeout=60)
-    assert driver.returncode != 0
-    if number == signal.SIGINT:
-        assert errors.rstrip().endswith("KeyboardInterrupt")
+    command = [sys.executable, "-c", DRIVER, address, os.path.dirname(ray_ranks.__file__)]
+    with contextlib.ExitStack() as stack:
+        drivers = [
+            stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            for _ in range(2)
+        ]
+        pids = [int(driver.stdout.readline()) for driver in drivers for _ in range(2) if driver.stdout is not None]
+        errors = []
+        for driver, number in zip(drivers, (signal.SIGKILL, signal.SIGINT), strict=True):
+            driver.send_signal(number)
+            errors.append(driver.communicate(timeout=60)[1])
+            assert driver.returncode != 0
+    assert errors[1].rstrip().endswith("KeyboardInterrupt")
+    assert len(pids) == 4
     assert eventually(lambda: gone(pids))
     assert eventually(no_group_is_left)

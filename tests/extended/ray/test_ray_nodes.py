@@ -33,7 +33,13 @@ def client_port() -> int:
 
 @pytest.fixture(scope="module")
 def cluster(client_port: int) -> Iterator[Cluster]:
-    head = {"num_cpus": 2, "include_dashboard": False, "no_monitor": True, "ray_client_server_port": client_port}
+    head = {
+        "num_cpus": 2,
+        "num_gpus": 4,
+        "include_dashboard": False,
+        "no_monitor": True,
+        "ray_client_server_port": client_port,
+    }
     with pytest.MonkeyPatch.context() as patch:
         # Ray Client's proxy forks to start a server for each driver. gRPC would start its threads again in the child,
         # before the child becomes another program, and sometimes crashes there.
@@ -41,7 +47,7 @@ def cluster(client_port: int) -> Iterator[Cluster]:
         running = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
-            running.add_node(num_cpus=2)
+            running.add_node(num_cpus=2, num_gpus=4)
         ray.init(running.address, log_to_driver=False)
         yield running
     finally:
@@ -51,7 +57,7 @@ def cluster(client_port: int) -> Iterator[Cluster]:
 
 def test_hosts_with_two_ranks_each(cluster: Cluster, executor: Make, caplog: pytest.LogCaptureFixture) -> None:
     before = set(os.listdir(tempfile.gettempdir()))
-    running = executor(num_hosts=3, num_workers_per_host=2)
+    running = executor(num_hosts=3, num_workers_per_host=2, use_gpu=True, gpus_per_worker=2)
     running.start()
     found = running.run(ray_ranks.place)
     assert [one["rank"] for one in found] == list(range(6))
@@ -64,6 +70,11 @@ def test_hosts_with_two_ranks_each(cluster: Cluster, executor: Make, caplog: pyt
     # The coordinator is known by a certificate, which lies in no folder; and there is nothing to warn of.
     for variables in running.run(ray_ranks.environment):
         assert variables["HOROVOD_TLS_CA"].startswith("/proc/self/fd/")
+    # Each sees the GPUs of its node, and its local rank is the number of one of its own.
+    chosen = running.run(ray_ranks.gpus)
+    assert all(gpu in own and len(own) == 2 for gpu, own in chosen)
+    of_nodes = [sorted(first[1] + second[1]) for first, second in zip(chosen[::2], chosen[1::2], strict=True)]
+    assert of_nodes == [["0", "1", "2", "3"]] * 3
     assert not [name for name in {*os.listdir(tempfile.gettempdir())} - before if name.startswith("horovod-ray-")]
     assert not caplog.records
 
