@@ -14,18 +14,22 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 Callback = Callable[[dict[str, Any]], Any]
 
 
+def queue_here(maxsize: int = 0) -> Queue:
+    """A queue that takes no place of a worker, and is on no node that may be lost while this process lives."""
+    where: dict[str, Any]
+    if ray_client.is_connected():  # this process is on no node, and its connection ends on the head
+        where = {"resources": {"node:__internal_head__": 0.001}}
+    else:  # not soft: Ray takes another node then whenever that is quicker
+        here = ray.get_runtime_context().get_node_id()
+        where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+    return Queue(maxsize=maxsize, actor_options={"num_cpus": 0, **where})
+
+
 class Callbacks:
     """Calls them in the driver's thread, with what has arrived. `close` when the ranks have ended."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
-        # It takes no place of a worker, and is on no node that may be lost while the driver lives.
-        where: dict[str, Any]
-        if ray_client.is_connected():  # the driver is on no node, and its connection ends on the head
-            where = {"resources": {"node:__internal_head__": 0.001}}
-        else:  # not soft: Ray takes another node then whenever that is quicker
-            here = ray.get_runtime_context().get_node_id()
-            where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
-        self.queue = Queue(actor_options={"num_cpus": 0, **where})
+        self.queue = queue_here()
         self._callbacks = callbacks
 
     def deliver(self) -> None:

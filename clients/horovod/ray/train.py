@@ -16,23 +16,28 @@ are told at once. What follows is Ray's FailureConfig, and one of two backends:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
 import ray.util
 from ray.train.backend import Backend, BackendConfig
 
-from horovod.base.errors import SettingCode, coded
+from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS, resolve, variables
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.launch.host_names import host_names
-from horovod.launch.job_environment import job_environment
+from horovod.launch.job_environment import job_environment, of_driver
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.worker import Reported, enter, leave_world, whereabouts
+from horovod.ray.places import visible_gpus
+from horovod.ray.worker import Reported, Whereabouts, enter, leave_world, whereabouts
 from horovod.worker.rank_environment import JobOnHost, rank_environment
+
+_LEAVE_S = 10.0  # for workers that still answer; Ray kills all of them afterwards
 
 
 @dataclass
@@ -42,11 +47,15 @@ class HorovodConfig(BackendConfig):
     min_workers: makes the loop elastic, which is a function of hvd.elastic.run then: a worker that is lost is replaced
     alone, where FailureConfig allows a failure, and the others go on in place, with at least so many at a time. With
     the number of workers they wait for the new one. None: Ray starts the whole group again.
+
+    environ: settings (HOROVOD_*) for the workers, unless the runtime_env has others; default: those of the process that
+    makes this.
     """
 
     timeout_s: float = 30
     nics: Iterable[str] | None = None
     min_workers: int | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: of_driver(os.environ), repr=False)
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
@@ -67,29 +76,34 @@ class HorovodBackend(Backend):
     def __init__(self) -> None:
         self._coordinator: OwnCoordinator | None = None
         self._job = ""
-        self._there: list[tuple[str, str]] = []  # node and host name of each worker, by rank
+        self._there: list[Whereabouts] = []  # of each worker, by rank
 
     def on_start(self, worker_group: Any, backend_config: HorovodConfig) -> None:
         """The workers run, and none has begun to train: gives them their places and the coordinator."""
         self._stop()
-        there = self._there = _places_of(worker_group)
+        there = self._there = list(worker_group.execute(whereabouts))
         _check_min_workers(backend_config.min_workers, len(there))
-        one_node = {node for node, _ in there} == {str(ray.get_runtime_context().get_node_id())}
-        given = _given()
+        one_node = {one.node_id for one in there} == {str(ray.get_runtime_context().get_node_id())}
+        given = _given(backend_config)
         settings = resolve({**given, **_environ(backend_config)})
         # A worker in the place of another may be on another node.
         stays = one_node and backend_config.min_workers is None
         here = None if stays else str(ray.util.get_node_ip_address())
         self._coordinator = OwnCoordinator(settings, here, _nics(backend_config))
         self._job = given.get(ROWS["job"].env) or ROWS["job"].default
-        self._tell(worker_group, list(range(len(there))), backend_config)
+        try:
+            self._tell(worker_group, list(range(len(there))), backend_config)
+        except BaseException:
+            self._stop()  # Ray does not call on_shutdown then
+            raise
 
     def _tell(self, worker_group: Any, ranks: Sequence[int], config: HorovodConfig) -> None:
         """The workers of the group, whose ranks these are, become members."""
         coordinator = self._coordinator
         assert coordinator is not None
-        names = host_names(self._there)
-        hosts = [names[node] for node, _ in self._there]
+        there = self._there
+        names = host_names([(one.node_id, one.hostname) for one in there])
+        hosts = [names[one.node_id] for one in there]
         places = assign([Seat(str(rank), host, rank) for rank, host in enumerate(hosts)])  # ranks are Ray's
         assert not isinstance(places, str)
         of_rank = {place.rank: place for place in places}
@@ -101,7 +115,10 @@ class HorovodBackend(Backend):
         for number, rank in enumerate(ranks):
             on = JobOnHost(environ, hosts[rank], len(hosts), address, token, is_own=True, job=self._job)
             certificate = coordinator.certificate, coordinator.server_name
-            environ_of_rank = rank_environment(on, of_rank[rank])
+            # Ray sorts the GPUs of a host, so that the local rank would index the GPU of another worker where each has
+            # two. And it shows a worker that replaces another one its own GPUs alone.
+            gpus = visible_gpus([one.gpus for one in there if one.node_id == there[rank].node_id])
+            environ_of_rank = rank_environment(on, of_rank[rank], gpus)
             told.append(worker_group.execute_single_async(number, enter, environ_of_rank, *certificate))
         ray.get(told)
 
@@ -112,7 +129,8 @@ class HorovodBackend(Backend):
             if self._coordinator is not None:  # else those that wait for others would do so until their start timeout
                 self._coordinator.give_up(self._job, f"{reason}.")
             with contextlib.suppress(ray.exceptions.RayActorError):
-                worker_group.execute(leave_world, reason)
+                left = worker_group.execute_async(leave_world, reason)
+                ray.wait(left, num_returns=len(left), timeout=_LEAVE_S)
         finally:
             self._stop()
 
@@ -131,9 +149,10 @@ class ElasticBackend(HorovodBackend):
         """All workers run, or one that replaces another one: it takes the place of that in the same job."""
         rank = _replaced(worker_group)
         if rank is None:
+            _check_datasets(worker_group)
             super().on_start(worker_group, backend_config)
             return
-        (self._there[rank],) = _places_of(worker_group)
+        (self._there[rank],) = worker_group.execute(whereabouts)
         self._tell(worker_group, [rank], backend_config)
 
     def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
@@ -144,25 +163,37 @@ class ElasticBackend(HorovodBackend):
 
 def _replaced(worker_group: Any) -> int | None:
     """The rank of a group of one worker; None: it is the group of all."""
-    from ray.train.v2._internal.execution.worker_group import ReplicaGroup
-
-    if not isinstance(worker_group, ReplicaGroup):
+    # A Ray that replaces no workers does not have the class.
+    kind = getattr(sys.modules.get("ray.train.v2._internal.execution.worker_group"), "ReplicaGroup", None)
+    if kind is None or not isinstance(worker_group, kind):
         return None
     (worker,) = worker_group.get_workers()
     return int(worker.distributed_context.world_rank)
 
 
-def _places_of(worker_group: Any) -> list[tuple[str, str]]:
-    return [(one.node_id, one.hostname) for one in worker_group.execute(whereabouts)]
+def _check_datasets(worker_group: Any) -> None:
+    """Ray deals shards to the workers that start together. One that replaces another would be dealt those of a group of
+    one: all rows if it is rank 0, and otherwise it would wait for rank 0 for ever.
+    """
+    if any(getattr(one, "_datasets", None) for one in getattr(worker_group, "_callbacks", ())):
+        raise ValueError(
+            coded(
+                LaunchCode.CONFLICTING_OPTIONS,
+                "Ray deals the shards of datasets= to all workers at once, so a worker that replaces another one would "
+                "get none, as HorovodConfig(min_workers=) wants it. Leave min_workers out, so that Ray starts the "
+                "whole group again and deals anew, or read the data by other means, such as "
+                "horovod.data.ParquetReader.",
+            )
+        )
 
 
-def _given() -> dict[str, str]:
+def _given(config: HorovodConfig) -> dict[str, str]:
     """What the user has set for the workers: a controller has the environment of whoever has started Ray."""
-    return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
+    return {**config.environ, **(ray.get_runtime_context().runtime_env.get("env_vars") or {})}
 
 
 def _environ(config: HorovodConfig) -> dict[str, str]:
-    return job_environment(_given(), {}, config.timeout_s, _nics(config))
+    return job_environment(_given(config), {}, config.timeout_s, _nics(config))
 
 
 def _nics(config: HorovodConfig) -> list[str]:
