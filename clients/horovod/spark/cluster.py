@@ -24,9 +24,9 @@ class Cluster(Protocol):
     def reached_at(self) -> str | None:
         """The address of the driver for executors; None: they are on its host."""
 
-    def run(self, order: Order, count: int, together: bool) -> None:
-        """Runs so many tasks, and returns when all have ended well. Raises what Spark does. together: all at the same
-        time.
+    def run(self, order: Order, count: int, together: bool) -> bool:
+        """Runs so many tasks; raises what Spark does. together: all at the same time. True: all tasks have ended well;
+        False: nothing is known of most of them.
         """
 
     def cancel(self, reason: str) -> None:
@@ -63,7 +63,7 @@ class SparkCluster:
         master = str(self._context.master)
         return None if master.startswith("local") else str(self._conf.get("spark.driver.host")).strip("[]")
 
-    def run(self, order: Order, count: int, together: bool) -> None:
+    def run(self, order: Order, count: int, together: bool) -> bool:
         context = self._context
         java = context._jsc.sc()
         before = java.getLocalProperties().clone()
@@ -73,6 +73,7 @@ class SparkCluster:
         finally:  # with PYSPARK_PIN_THREAD=false other calls get this thread of the JVM, and would have our tag
             with contextlib.suppress(Exception):  # the context is stopped
                 java.setLocalProperties(before)
+        return True
 
     def _run(self, order: Order, count: int, together: bool) -> None:
         context = self._context

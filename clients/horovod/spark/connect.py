@@ -25,6 +25,9 @@ from horovod.spark.failures import of_spark
 from horovod.spark.job import Request, run_request
 from horovod.spark.task.attend import Order, attend
 
+# For tasks to reach the first one. They have begun together; one that can't reach it says so after a minute, and until
+# then the coordinator is there.
+_ALL_COME_S = 120.0
 _SCHEMA = "kind string, content binary"
 _STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
 
@@ -33,7 +36,8 @@ def run_connected(request: Request, session: Any) -> list[Any]:
     """As `run_request`. session: a SparkSession of Spark Connect. In the caller's process."""
     own = of_driver(os.environ)
     resolve({**own, **{name: str(value) for name, value in request.env.items() if value is not None}})  # ValueError
-    shipped = replace(request, stdout=None, stderr=None, settings=own)
+    start_timeout_s = max(request.start_timeout_s, _ALL_COME_S)
+    shipped = replace(request, stdout=None, stderr=None, settings=own, start_timeout_s=start_timeout_s)
     function = functools.partial(_task, pickle.dumps(shipped))
     count = request.size
     tag = f"horovod-{secrets.token_hex(8)}"
@@ -85,9 +89,10 @@ class _Inside:
         self.reached_at = None if len(set(addresses)) == 1 else addresses[0].rpartition(":")[0].strip("[]")
         self._has_told = False
 
-    def run(self, order: Order, count: int, together: bool) -> None:
+    def run(self, order: Order, count: int, together: bool) -> bool:
         self.tell(base64.b64encode(pickle.dumps(order)).decode())
         attend(order, 0)
+        return False  # of the other tasks the driver's part knows by their streams alone
 
     def tell(self, text: str) -> None:
         """Once; "": there is nothing to do."""

@@ -89,6 +89,16 @@ def short(failure: Failure) -> str:
     return f"rank {failure.rank} on host {failure.host} {failure.what()}".strip().partition("\n")[0]
 
 
+def said(error: BaseException) -> str:
+    """What Spark says by an error of PySpark. Where the context was stopped meanwhile, PySpark has raised another error
+    while it handled that one.
+    """
+    first: BaseException | None = error
+    while first is not None and not type(first).__module__.startswith(("py4j", "pyspark")):
+        first = first.__context__
+    return str(first or error)
+
+
 def is_cancelled(text: str) -> bool:
     """text: what Spark says of a job that has ended."""
     return re.search(r"\bJob \d+ cancelled\b", text) is not None

@@ -45,6 +45,7 @@ from horovod.spark.failures import (
     not_repeated,
     of_spark,
     repeated,
+    said,
     sentence_of,
     short,
 )
@@ -148,7 +149,7 @@ class Job:
         self._story = StoryLines(lambda line: console.note(f"horovod.spark: {line}"))
         self._failures: list[Failure] = []
         self._coordinator: OwnCoordinator | None = None
-        self._spark_error: BaseException | None = None
+        self._spark_said = ""  # why the Spark job failed
         self._spark_ended = False
         self._interrupted = False
         self._results: list[Any] = []
@@ -214,13 +215,14 @@ class Job:
         return self._collected()
 
     def _run_spark(self, order: Order) -> None:
+        has_ended = True
         try:
-            self._cluster.run(order, self._request.tasks, together=self._elastic is None)
+            has_ended = self._cluster.run(order, self._request.tasks, together=self._elastic is None)
         except BaseException as error:
-            self._spark_error = error
+            self._spark_said = said(error)
         finally:
             with self._tasks.changed:
-                self._spark_ended = True
+                self._spark_ended = has_ended
                 self._tasks.changed.notify_all()
 
     def _wait(self, until: Callable[[], bool], timeout_s: float | None) -> bool:
@@ -291,8 +293,8 @@ class Job:
         """Spark runs a task that failed again for as often as it is told."""
         failures = list(self._failures)  # further ones come of the tasks that Spark now kills
         if not failures:
-            raise RuntimeError(of_spark(str(self._spark_error)))
-        raise RuntimeError(not_repeated(repeated(failures), str(self._spark_error)))
+            raise RuntimeError(of_spark(self._spark_said))
+        raise RuntimeError(not_repeated(repeated(failures), self._spark_said))
 
     def _last_failure(self) -> str:
         failures = [one for one in self._failures if not one.is_victim] or self._failures
@@ -304,8 +306,7 @@ class Job:
             raise KeyboardInterrupt(_INTERRUPTED)
         if self._fixed.is_done:
             return
-        if self._spark_ended and is_cancelled(str(self._spark_error)):
-            raise RuntimeError(of_spark(str(self._spark_error)))
+        self._check_cancelled()
         if not self._failures and self._spark_ended:  # what the tasks have to say may be under way
             self._tasks.wait(lambda: bool(self._failures), AFTERMATH_S)
         if self._failures:
@@ -313,11 +314,18 @@ class Job:
             tasks.wait(lambda: has_cause(self._failures) or not tasks.running, _VICTIMS_S)
             if not cause_of(self._failures).was_ended:  # a peer that notices may be faster than what ends a process
                 tasks.wait(lambda: cause_of(self._failures).was_ended or not tasks.running, AFTERMATH_S)
+            if cause_of(self._failures).lost:  # perhaps because all tasks are: the SparkContext was stopped
+                tasks.wait(lambda: self._spark_ended, AFTERMATH_S)
+                self._check_cancelled()
             if not has_cause(self._failures) and (silent := sorted(self._fixed.done - self._exchange.results.keys())):
                 raise RuntimeError(function.no_result(silent[0], self._host_of(silent[0])))
             raise RuntimeError(sentence_of(cause_of(self._failures)))
         if self._spark_ended:
-            raise RuntimeError(of_spark(str(self._spark_error)))
+            raise RuntimeError(of_spark(self._spark_said))
+
+    def _check_cancelled(self) -> None:
+        if self._spark_ended and is_cancelled(self._spark_said):
+            raise RuntimeError(of_spark(self._spark_said))
 
     def _end(self, reason: str) -> None:
         """Whatever still runs is ended."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import threading
+import time
 from array import array
+from pathlib import Path
 from typing import Any
 
 
@@ -68,15 +71,35 @@ def fail(how: str) -> None:
         allreduce("again")
 
 
-def wait_for(path: str) -> None:
-    """Tells which processes belong to this rank, and reduces until it is ended."""
+def wait_for(folder: str) -> None:
+    """Tells which processes belong to this rank, also by a file in this folder, and reduces until it is ended."""
     from horovod.common import basics as hvd
 
     hvd.init()
     allreduce("begin")
     print("pids", os.getpid(), os.getppid(), flush=True)
+    if folder:
+        Path(folder, f"{os.getpid()}.{os.getppid()}").touch()
     while True:
         allreduce("again")
+
+
+def one_ends_late() -> int:
+    """The process of rank 0 ends long before that of rank 1."""
+    import psutil
+
+    from horovod.common import basics as hvd
+    from horovod.coordinator.core.ending import AFTERMATH_S
+
+    hvd.init()
+    first = int(allreduce("pid", float(os.getpid() if hvd.rank() == 0 else 0)))
+    rank = hvd.rank()
+    hvd.shutdown()
+    if rank == 1:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(first).wait()
+        time.sleep(2 * AFTERMATH_S)  # whoever does not wait for this process would have given up
+    return rank
 
 
 def grow(size: int) -> dict[str, Any]:

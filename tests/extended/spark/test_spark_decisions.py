@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from error_codes import ends_with
+from py4j.protocol import Py4JError
 from pyspark import SparkConf
 
 from horovod.base.errors import LaunchCode, WorldCode
@@ -17,7 +18,17 @@ from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
 from horovod.spark.cluster import SparkCluster
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
-from horovod.spark.failures import Failure, cause_of, has_cause, not_repeated, of_spark, repeated, sentence_of
+from horovod.spark.failures import (
+    Failure,
+    cause_of,
+    has_cause,
+    is_cancelled,
+    not_repeated,
+    of_spark,
+    repeated,
+    said,
+    sentence_of,
+)
 from horovod.spark.fixed import FixedSize
 from horovod.spark.task import messages
 from horovod.spark.task.attend import Order, environment, unreachable
@@ -139,6 +150,14 @@ def test_the_sentence_of_a_lost_task() -> None:
 def test_what_spark_says(text: str, code: LaunchCode, fact: str) -> None:
     with pytest.raises(RuntimeError, match=ends_with(code, fact)):
         raise RuntimeError(of_spark(text))
+
+
+def test_what_spark_said_before_pyspark_failed() -> None:
+    """As in a call whose SparkContext is stopped meanwhile."""
+    error = AttributeError("'NoneType' object has no attribute 'setCallSite'")
+    error.__context__ = Py4JError("Job 0 cancelled because SparkContext was shut down")
+    assert is_cancelled(said(error))
+    assert said(ValueError("other")) == "other"
 
 
 def test_what_a_process_is_given() -> None:
