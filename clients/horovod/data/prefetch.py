@@ -21,19 +21,22 @@ from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
 
-# How long the exit of the interpreter waits for an item that is being made. Threads inside native code should have left
-# it before the interpreter goes away.
-_EXIT_SECONDS: Final = 1.0
+_EXIT_SECONDS: Final = 1.0  # a pass may be made in Python, which the interpreter can leave at any time
 
 _running: Final[set[Prefetch]] = set()
 
 
 class Prefetch:
-    """Iterate over it once, in one thread. `make` is called, iterated and let go of in the other."""
+    """Iterate over it once, in one thread. `make` is called, iterated and let go of in the other.
 
-    def __init__(self, make: Callable[[], Iterable[Any]], size: int) -> None:
+    exit_seconds: how long the exit of the interpreter waits for an item that is being made. A thread that is in native
+    code, and comes back from there to Python when the interpreter is gone, aborts the process.
+    """
+
+    def __init__(self, make: Callable[[], Iterable[Any]], size: int, exit_seconds: float = _EXIT_SECONDS) -> None:
         self._make = make
         self._size = size
+        self._exit_seconds = exit_seconds
         self._items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False  # the thread makes no more items
@@ -134,8 +137,20 @@ class Prefetch:
 
 
 def _at_exit() -> None:
+    begun = time.monotonic()
     running = [prefetch for prefetch in list(_running) if prefetch._close()]
-    deadline = time.monotonic() + _EXIT_SECONDS
+    _join(running, begun + _EXIT_SECONDS)
+    if late := [one for one in running if one._thread.is_alive() and one._exit_seconds > _EXIT_SECONDS]:
+        longest = max(one._exit_seconds for one in late)
+        print(
+            f"horovod.data: the exit of this process waits up to {longest:.0f} s for a read that is under way.",
+            file=sys.stderr,
+            flush=True,
+        )
+        _join(late, begun + longest)
+
+
+def _join(running: Iterable[Prefetch], deadline: float) -> None:
     for prefetch in running:
         prefetch._thread.join(max(0.0, deadline - time.monotonic()))
 

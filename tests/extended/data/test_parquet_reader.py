@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from error_codes import ends_with
+from fsspec.implementations.memory import MemoryFile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,6 +90,17 @@ def test_rows_stay_whole_and_batches_belong_to_the_caller(path: str) -> None:
                 array[:] = 0  # neither a row that comes later nor the cache has it
 
 
+def test_numbers_never_become_objects(tmp_path: Path) -> None:
+    count = 100_000
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(4.0 * count)), 4).cast(pa.list_(pa.float64()))
+    path = write(tmp_path, [pa.table({"number": np.arange(count), "list": lists})], row_group_size=count)
+    batches = iter(ParquetReader(path, batch_size=count, workers=0))
+    before = sys.getallocatedblocks()
+    batch = next(batches)
+    assert sys.getallocatedblocks() - before < count / 20
+    assert batch["list"].shape == (count, 4)
+
+
 def test_the_order_is_a_function_of_seed_and_epoch(path: str) -> None:
     undisturbed = ParquetReader(path, ["number"])
     epochs = [numbers(undisturbed) for _ in range(3)]
@@ -96,6 +109,9 @@ def test_the_order_is_a_function_of_seed_and_epoch(path: str) -> None:
     resumed.set_epoch(1)
     assert [numbers(resumed), numbers(resumed)] == epochs[1:]
     assert numbers(ParquetReader(path, ["number"], seed=1)) != epochs[0]
+    together = ParquetReader(path, ["number"])
+    pairs = list(zip(together, together, strict=True))  # two iterations at the same time
+    assert [[int(row) for pair in pairs for row in pair[place]["number"]] for place in (0, 1)] == epochs[:2]
 
 
 @pytest.mark.parametrize("how", [{}, {"epochs": None}, {"shuffle": False}, {"epochs": 3, "workers": 0}], ids=str)
@@ -167,30 +183,56 @@ def test_no_thread_outlives_an_iteration(path: str) -> None:
     assert threads() == 0
 
 
-def test_other_processes_read_as_well(path: str) -> None:
-    """Forked ones, and such as get the reader pickled; also on a file system whose connections belong to a process."""
+def test_processes(path: str) -> None:
+    """Forked ones read, and such as get the reader pickled, also where connections belong to a process. The exit in the
+    middle of an iteration waits for a read over a network. Nothing here needs Spark.
+    """
     program = f"""
-import os, pickle
-import fsspec
+import os, pickle, sys, threading, time
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
+from fsspec.implementations.local import LocalFileSystem
 from horovod.data import ParquetReader
+
 for filesystem in (None, AsyncFileSystemWrapper(target_protocol="file", target_options={{}})):
     reader = ParquetReader({path!r}, ["number"], cache=True, filesystem=filesystem)
     rows = [batch["number"].tolist() for batch in reader]
     begun = iter(reader)
     next(begun)
-    copies = [lambda: reader, lambda: pickle.loads(pickled)]
     pickled = pickle.dumps(reader)
-    for copy in copies:
+    for copy in (lambda: reader, lambda: pickle.loads(pickled)):
         if (child := os.fork()) == 0:
             reader = copy()
             reader._cached = {{}}
             reader.set_epoch(0)
             os._exit([batch["number"].tolist() for batch in reader] != rows)
         print("the child:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+waits = threading.Event()
+class File:
+    def __init__(self, file):
+        self.file = file
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+    def read(self, *size):
+        if threading.main_thread() is not threading.current_thread() and is_slow:
+            waits.set()
+            time.sleep(2)  # longer than the exit waits for any loader
+        return self.file.read(*size)
+class Slow(LocalFileSystem):
+    def _open(self, *args, **kwargs):
+        return File(super()._open(*args, **kwargs))
+
+is_slow = False
+iterator = iter(ParquetReader({path!r}, batch_size=1, shuffle=False, filesystem=Slow(), epochs=None))
+next(iterator)
+is_slow = True
+while not waits.is_set():
+    next(iterator)
+print("exits", "pyspark" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.stdout == 4 * "the child: 0\n", done.stderr
+    assert (done.stdout, done.returncode) == (4 * "the child: 0\n" + "exits False\n", 0), done.stderr
+    assert "waits up to 60 s" in done.stderr
 
 
 def test_a_forked_child_does_not_read_files_that_are_others_now() -> None:
@@ -212,7 +254,14 @@ def test_a_forked_child_does_not_read_files_that_are_others_now() -> None:
         memory.rm("/forked", recursive=True)
 
 
-def test_on_another_file_system(path: str) -> None:
+def test_on_another_file_system(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = MemoryFile.read
+
+    def slow(file: MemoryFile, size: int = -1) -> bytes:
+        time.sleep(0.001)  # in which another thread moves the position, where threads share the file
+        return bytes(read(file, size))
+
+    monkeypatch.setattr(MemoryFile, "read", slow)
     memory = fsspec.filesystem("memory")
     memory.put(path, "/reader", recursive=True)
     try:

@@ -21,6 +21,9 @@ from horovod.data.prefetch import Prefetch
 # How many decoded pieces a thread may have ready for the iteration, beside the piece that it decodes.
 _AHEAD = 1
 
+# Arrow reads over a network by calling Python from native code. Such a call should end before the interpreter does.
+_EXIT_SECONDS = 60.0
+
 
 class ParquetReader(BaseDataLoader):
     """The rows of a Parquet data set that belong to one rank, in batches: dicts of NumPy arrays by column name.
@@ -155,7 +158,8 @@ class ParquetReader(BaseDataLoader):
             pieces = (piece for window, _ in order.windows(self.epochs, skip) for piece in window.pieces)
             return itertools.islice(pieces, number, None, self._workers or 1)
 
-        streams = [Prefetch(partial(self._outcomes, of_worker(number)), _AHEAD) for number in range(self._workers)]
+        outcomes = [partial(self._outcomes, of_worker(number)) for number in range(self._workers)]
+        streams = [Prefetch(of_one, _AHEAD, _EXIT_SECONDS) for of_one in outcomes]
         pieces = _in_turn(streams) if streams else map(self._decode, of_worker(0))
         batches = Batches(self.batch_size)
         try:

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 from fsspec.implementations.arrow import HadoopFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 
@@ -62,7 +64,8 @@ class RowGroups:
         self._filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
         try:
             source = self._paths[0] if len(self._paths) == 1 else self._paths
-            self._dataset = pads.dataset(source, filesystem=self._filesystem, format="parquet", partitioning="hive")
+            filesystem = _for_threads(self._filesystem)
+            self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")
             fragments = sorted(self._dataset.get_fragments(), key=lambda fragment: str(fragment.path))
         except Exception as error:
             raise _unreadable(self.name, error) from error
@@ -145,6 +148,18 @@ def _on_file_system(
     except ValueError as error:
         raise _unreadable(paths[0], error) from error
     return filesystem, [first, *(filesystem._strip_protocol(path) for path in paths[1:])]
+
+
+class _FilesInMemory(FSSpecHandler):  # type: ignore[misc]
+    """fsspec's files in memory have one position, whoever opens them, so threads would read each other's bytes."""
+
+    def open_input_file(self, path: str) -> pa.NativeFile:
+        return pa.BufferReader(self.fs.cat_file(path))
+
+
+def _for_threads(filesystem: Any) -> Any:
+    """The file system as Arrow is to use it in several threads."""
+    return PyFileSystem(_FilesInMemory(filesystem)) if isinstance(filesystem, MemoryFileSystem) else filesystem
 
 
 def _read_footer(fragment: Any) -> None:
