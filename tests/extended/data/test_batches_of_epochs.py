@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from error_codes import ends_with
 
+from horovod.base.errors import DataCode
 from horovod.spark.common.batches import Batches, Source
 
 ROWS, BATCH, STEPS = 100, 8, 5
@@ -34,6 +37,8 @@ def test_epochs_are_the_same_whatever_was_read_before(tmp_path: Path, steps: int
     def rows(batches: Batches, epoch: int) -> list[list[int]]:
         return [batch["x"].tolist() for batch, _, _ in batches.of_epoch(epoch)]
 
+    with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA, tmp_path, ROWS, ROWS + 1)):
+        Batches(replace(source, total=ROWS + 1), rank=0, size=1)
     undisturbed = Batches(source, rank=0, size=1)
     epochs = [rows(undisturbed, epoch) for epoch in range(5)]
     assert [len(epoch) for epoch in epochs] == [undisturbed.steps] * 5

@@ -36,10 +36,10 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 @pytest.mark.parametrize(
     ("path", "prefix"),
-    [("/data/x", "file:///data/x"), ("file:///data/x/", "file:///data/x"), ("s3://bucket/x/", "s3://bucket/x")],
+    [("/data/x", "file:///data/x"), ("file:///data/x/", "file:///data/x"), ("s3a://bucket/x/", "s3a://bucket/x")],
 )
 def test_paths(path: str, prefix: str) -> None:
-    store = Store.create(path)
+    store = Store.create(path if "://" in path else Path(path))
     assert type(store) is FilesystemStore
     assert store.get_train_data_path() == f"{prefix}/intermediate_train_data"
     assert store.get_val_data_path(3) == f"{prefix}/intermediate_val_data.3"
@@ -339,7 +339,7 @@ def test_hdfs_on_a_disk_that_stands_in(tmp_path: Path, monkeypatch: pytest.Monke
 def test_databricks(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DATABRICKS_RUNTIME_VERSION", raising=False)
     if path.startswith("dbfs"):
-        with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, path)):
+        with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, path, "DATABRICKS_RUNTIME_VERSION")):
             Store.create(path)
     else:
         assert type(Store.create(path)) is FilesystemStore

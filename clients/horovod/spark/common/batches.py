@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod.base.errors import DataCode, coded
 from horovod.data.parquet.reader import ParquetReader
 from horovod.spark.common import constants
 from horovod.spark.common.steps import Epoch
@@ -97,6 +98,10 @@ class Batches:
             sparse=source.sparse,
             storage_options=source.storage_options,
         )
+        if self._reader.total_rows != source.total:
+            said = f"{source.path} has {self._reader.total_rows} rows on this host, and {source.total} were prepared: "
+            said += "is the store's folder the same one everywhere, and does nothing else write to it?"
+            raise OSError(coded(DataCode.UNREADABLE_DATA, said))
         self._rest: tuple[int, Iterator[Batch]] | None = None  # an endless stream, and which batch comes next
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import os
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,7 +25,7 @@ class Store(ABC):
     """
 
     @staticmethod
-    def create(prefix_path: str, *args: Any, **kwargs: Any) -> Store:
+    def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
         """The store for a path: HDFSStore for hdfs://, DBFSLocalStore for paths of DBFS on Databricks, else
         FilesystemStore.
 
@@ -36,6 +37,7 @@ class Store(ABC):
         from horovod.spark.common.store.filesystem import FilesystemStore
         from horovod.spark.common.store.hdfs import HDFSStore
 
+        prefix_path = os.fspath(prefix_path)
         for store in (HDFSStore, DBFSLocalStore):
             if store.matches(prefix_path):
                 return store(prefix_path, *args, **kwargs)

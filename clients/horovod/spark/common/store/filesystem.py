@@ -169,8 +169,12 @@ class FilesystemStore(AbstractFilesystemStore):
     """
 
     def get_full_path(self, path: str) -> str:
+        path = os.fspath(path)
         if "://" in path:
             return path.rstrip("/")
+        if path.startswith("dbfs:/"):
+            said = f"{path} is on Databricks, and this host is not: DATABRICKS_RUNTIME_VERSION is not set."
+            raise ValueError(coded(DataCode.WRONG_STORE_PATH, said))
         if ":/" in path and not path.startswith(("/", "file:/")):
             said = f"{path!r} is no path, and no URL either: write {path.replace(':/', '://', 1)!r}."
             raise ValueError(coded(DataCode.WRONG_STORE_PATH, said))

@@ -147,5 +147,10 @@ class FolderSync:
                         changed.append((state, file))
         for state, file in sorted(changed):
             place = os.path.relpath(file, folder).replace(os.sep, "/")
-            self._upload(f"{self._target}/{place}", file)
+            try:
+                self._upload(f"{self._target}/{place}", file)
+            except FileNotFoundError:
+                if os.path.exists(file):
+                    raise
+                continue  # removed meanwhile, as above
             self._seen[file] = state
