@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import TrainingCode, code_of
-from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.data import AsyncDataLoaderMixin, BaseDataLoader, prefetch
 from horovod.data.data_loader_base import AsyncDataLoaderMixin as MixinByItsOldPath
 
 SIZES = [0, 1, 3, 64]
@@ -126,6 +127,31 @@ def test_arguments_reach_the_loader() -> None:
             ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "async_loader_queue_size", wrong)
         ):
             AsyncLoader(wrong)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "_PATIENCE_SECONDS", 0.01)
+    told = threading.Event()
+    sentences: list[str] = []
+
+    class Tells(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            sentences.append(record.getMessage())
+            told.set()
+
+    class Slow(AsyncLoader):
+        def _iterate(self) -> Iterator[Any]:
+            told.wait(60)
+            yield from super()._iterate()
+
+    log, handler = logging.getLogger("horovod.data"), Tells()
+    log.addHandler(handler)
+    try:
+        assert len(list(Slow(2))) == BATCHES
+    finally:
+        log.removeHandler(handler)
+    assert "has waited" in sentences[0]
+    assert "threading.py" in sentences[0]  # where wait() is
 
 
 def test_no_more_is_made_ahead_than_asked_for() -> None:
@@ -261,7 +287,7 @@ def test_debugging_says_who_waited(capsys: pytest.CaptureFixture[str]) -> None:
 # -- the end of the process --------------------------------------------------------------------------------------------
 HEADER = """
 import os, sys, threading
-from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.data import AsyncDataLoaderMixin, BaseDataLoader, prefetch
 class Loader(AsyncDataLoaderMixin, BaseDataLoader):
     def __len__(self):
         return 1000

@@ -1,7 +1,8 @@
 """One pass over an iterable: a thread makes its items ahead of the thread that takes them.
 
     the thread        makes an item, waits while `size` of them are ready, goes on; then says that it has ended, and how
-    next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with
+    next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with. It
+                      waits as long as the thread is there, and warns every minute
     close()           tells the thread to end and waits until it has, that is at most for the item it is making
 
 Nothing waits for a thread that may never end when the interpreter exits: a loader may be stuck in a read for ever.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -21,8 +23,10 @@ from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
 
+_PATIENCE_SECONDS = 60.0  # how long an item is awaited before a warning says so, and again after as long
 _EXIT_SECONDS: Final = 1.0  # a pass may be made in Python, which the interpreter can leave at any time
 
+_log = logging.getLogger("horovod.data")
 _running: Final[set[Prefetch]] = set()
 
 
@@ -31,12 +35,20 @@ class Prefetch:
 
     exit_seconds: how long the exit of the interpreter waits for an item that is being made. A thread that is in native
     code, and comes back from there to Python when the interpreter is gone, aborts the process.
+    awaited: says what is being made, for the warning about an item that does not come.
     """
 
-    def __init__(self, make: Callable[[], Iterable[Any]], size: int, exit_seconds: float = _EXIT_SECONDS) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Iterable[Any]],
+        size: int,
+        exit_seconds: float = _EXIT_SECONDS,
+        awaited: Callable[[], str] | None = None,
+    ) -> None:
         self._make = make
         self._size = size
         self._exit_seconds = exit_seconds
+        self._awaited = awaited
         self._items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False  # the thread makes no more items
@@ -65,7 +77,10 @@ class Prefetch:
         with self._changed:
             if not self._items and not self._ended:
                 begun = time.perf_counter()
-                self._changed.wait_for(lambda: self._items or self._ended or self._closed)
+                while not self._changed.wait_for(self._has_news, _PATIENCE_SECONDS):
+                    waited = time.perf_counter() - begun
+                    what = self._awaited() if self._awaited is not None else self._place()
+                    _log.warning("The training has waited %.0f s for %s.", waited, what)
                 self._starved_seconds += time.perf_counter() - begun
             if self._closed:
                 raise StopIteration
@@ -79,6 +94,15 @@ class Prefetch:
             raise error
         finally:
             del error  # its traceback refers to this frame
+
+    def _has_news(self) -> bool:
+        return bool(self._items or self._ended or self._closed)
+
+    def _place(self) -> str:
+        """Which line of the program makes the next item."""
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        where = f"{frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else "its end"
+        return f"a data loader, whose thread is at {where}"
 
     def close(self) -> None:
         """Ends the thread; waits for it, unless this is it or the interpreter is exiting. Idempotent."""

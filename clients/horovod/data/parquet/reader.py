@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -158,8 +157,7 @@ class ParquetReader(BaseDataLoader):
             pieces = (piece for window, _ in order.windows(self.epochs, skip) for piece in window.pieces)
             return itertools.islice(pieces, number, None, self._workers or 1)
 
-        outcomes = [partial(self._outcomes, of_worker(number)) for number in range(self._workers)]
-        streams = [Prefetch(of_one, _AHEAD, _EXIT_SECONDS) for of_one in outcomes]
+        streams = [self._stream(of_worker(number)) for number in range(self._workers)]
         pieces = _in_turn(streams) if streams else map(self._decode, of_worker(0))
         batches = Batches(self.batch_size)
         try:
@@ -177,14 +175,23 @@ class ParquetReader(BaseDataLoader):
             for stream in streams:
                 stream.close()
 
-    def _outcomes(self, pieces: Iterator[Piece]) -> Iterator[Columns | Exception]:
-        """Each piece decoded, or the exception of decoding it, raised once an iteration reaches the piece."""
-        for piece in pieces:
-            try:
-                outcome: Columns | Exception = self._decode(piece)
-            except Exception as error:
-                outcome = error
-            yield outcome
+    def _stream(self, pieces: Iterator[Piece]) -> Prefetch:
+        """A thread that decodes pieces. It gives each one, or the exception of decoding it, raised once an iteration
+        reaches the piece.
+        """
+        current = ""
+
+        def outcomes() -> Iterator[Columns | Exception]:
+            nonlocal current
+            for piece in pieces:
+                current = str(self._row_groups.groups[piece.group])
+                try:
+                    outcome: Columns | Exception = self._decode(piece)
+                except Exception as error:
+                    outcome = error
+                yield outcome
+
+        return Prefetch(outcomes, _AHEAD, _EXIT_SECONDS, awaited=lambda: current)
 
     def _decode(self, piece: Piece) -> Columns:
         if self._cached is not None and piece in self._cached:
