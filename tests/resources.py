@@ -19,13 +19,16 @@ SETTLE_SECONDS = 20.0
 
 
 def eventually(condition: Callable[[], bool], seconds: float = SETTLE_SECONDS) -> bool:
-    """Polls what has no event; False when it does not come true in time."""
+    """Polls what has no event, first often and then less; False when it does not come true in time."""
     end = time.monotonic() + seconds
+    pause = 0.001
     while not condition():
         if time.monotonic() > end:
             return False
-        gc.collect()
-        time.sleep(0.05)
+        if pause > 0.02:  # it takes long with all that is imported here
+            gc.collect()
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
     return True
 
 
