@@ -12,6 +12,7 @@ import ray
 from ray.util.client import ray as ray_client
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.base.words import joined
 from horovod.launch.job_environment import of_driver
 from horovod.ray.adapter import why_interrupted
 from horovod.ray.callbacks import Callback, Callbacks
@@ -129,6 +130,9 @@ class RayExecutor:
         _check_counts(min_workers=min_workers, max_workers=max_workers)
         if spares and min_workers is None:
             raise _conflict("`spares` needs `min_workers`: workers of a job of a fixed size are not replaced.")
+        elastic = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
+        if min_workers is None and (given := [name for name, value in elastic.items() if value is not None]):
+            warnings.warn(f"Only elastic jobs (min_workers) use {joined(given)}.", stacklevel=2)
         self.settings = settings
         self.params: StaticParams | ElasticParams
         if min_workers is not None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psutil
@@ -42,31 +42,38 @@ def no_group_is_left() -> bool:
     return {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
-def test_a_function_that_raises_frees_its_peers(executor: Make) -> None:
-    running = executor(num_workers=3, timeout_s=NEVER_S)
+@pytest.fixture(scope="module")
+def trio(one_node: Any) -> Iterator[RayExecutor]:
+    """Three ranks, for tests that leave them as they are, and for the one that ends them."""
+    running = RayExecutor(RayExecutor.create_settings(timeout_s=NEVER_S), num_workers=3)
     running.start()
-    pids = running.run(os.getpid)
+    yield running
+    running.shutdown()
+
+
+def test_a_function_that_raises_frees_its_peers(trio: RayExecutor) -> None:
+    pids = trio.run(os.getpid)
 
     # In a world.
-    refs = running.run_remote(ray_ranks.until_told, args=[ray_ranks.fail])
+    refs = trio.run_remote(ray_ranks.until_told, args=[ray_ranks.fail])
     for told in ray.get([refs[0], refs[2]]):
         assert "its function raised ZeroDivisionError: out of coffee" in told
         assert f"[{OperationCode.SHUT_DOWN}]" in told
     with pytest.raises(ZeroDivisionError, match="out of coffee"):
         ray.get(refs[1])
     with pytest.raises(ZeroDivisionError, match="out of coffee"):  # whoever is the first to raise
-        running.run(ray_ranks.until_told, args=[ray_ranks.fail, 1, True])
+        trio.run(ray_ranks.until_told, args=[ray_ranks.fail, 1, True])
 
     # The next call makes another world of the same processes.
-    first = running.run(ray_ranks.place)
+    first = trio.run(ray_ranks.place)
     assert [one["rank"] for one in first] == [0, 1, 2]
     assert {one["sum"] for one in first} == {3.0}
     assert [one["pid"] for one in first] == pids
 
     # The driver does not wait any more: ranks that are in a world are freed all the same.
     with pytest.raises(KeyboardInterrupt):
-        running.run(ray_ranks.until_told, callbacks=[lambda info: signal.raise_signal(signal.SIGINT)])
-    assert [one["pid"] for one in running.run(ray_ranks.place)] == pids
+        trio.run(ray_ranks.until_told, callbacks=[lambda info: signal.raise_signal(signal.SIGINT)])
+    assert [one["pid"] for one in trio.run(ray_ranks.place)] == pids
 
     # Before it is in a world.
     def before_init() -> str:
@@ -81,13 +88,25 @@ def test_a_function_that_raises_frees_its_peers(executor: Make) -> None:
             return str(error)
         return ""
 
-    refs = running.run_remote(before_init)
+    refs = trio.run_remote(before_init)
     with pytest.raises(ZeroDivisionError, match="out of coffee"):
         ray.get(refs[2])
     for told in ray.get(refs[:2]):
         assert "rank 2" in told
         assert "raised ZeroDivisionError: out of coffee" in told
-    assert {one["sum"] for one in running.run(ray_ranks.place)} == {3.0}
+    assert {one["sum"] for one in trio.run(ray_ranks.place)} == {3.0}
+
+
+def test_a_killed_actor(trio: RayExecutor) -> None:
+    pids = trio.run(os.getpid)
+    refs = trio.run_remote(ray_ranks.until_told, args=[ray_ranks.kill])
+    for told in ray.get([refs[0], refs[2]]):
+        assert re.search(ends_with(OperationCode.PEER_LOST, "Rank 1"), told)
+    with pytest.raises(RayActorError):
+        trio.run(ray_ranks.place)
+    trio.shutdown()
+    assert eventually(lambda: gone(pids))
+    assert eventually(no_group_is_left)
 
 
 def test_a_class_that_raises_leaves_nothing(executor: Make) -> None:
@@ -104,20 +123,6 @@ def test_a_class_that_raises_leaves_nothing(executor: Make) -> None:
     assert not hasattr(running, "adapter")
     assert eventually(no_group_is_left)
     assert coordinators() <= of_others
-
-
-def test_a_killed_actor(executor: Make) -> None:
-    running = executor(num_workers=3, timeout_s=NEVER_S)
-    running.start()
-    pids = running.run(os.getpid)
-    refs = running.run_remote(ray_ranks.until_told, args=[ray_ranks.kill])
-    for told in ray.get([refs[0], refs[2]]):
-        assert re.search(ends_with(OperationCode.PEER_LOST, "Rank 1"), told)
-    with pytest.raises(RayActorError):
-        running.run(ray_ranks.place)
-    running.shutdown()
-    assert eventually(lambda: gone(pids))
-    assert eventually(no_group_is_left)
 
 
 def test_shutdown_in_the_middle(executor: Make) -> None:

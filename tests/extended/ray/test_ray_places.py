@@ -98,6 +98,11 @@ def test_arguments_that_make_no_sense(arguments: dict[str, object], kind: type[E
         RayExecutor(SETTINGS, **arguments)  # type: ignore[arg-type]
 
 
+def test_arguments_that_count_for_elastic_jobs_alone() -> None:
+    with pytest.warns(UserWarning, match="min_workers.* use reset_limit and cooldown_range"):
+        RayExecutor(SETTINGS, num_workers=1, reset_limit=1, cooldown_range=(1, 2))
+
+
 def test_arguments_of_old_releases() -> None:
     with pytest.warns(DeprecationWarning, match="is deprecated, use") as warned:
         executor = RayExecutor(SETTINGS, num_hosts=2, num_slots=3, cpus_per_slot=4, use_gpu=True, gpus_per_slot=5)
