@@ -2,7 +2,7 @@
 
     python examples/spark_run_digits.py                                    # a Spark of its own on this machine
     spark-submit --master spark://head:7077 examples/spark_run_digits.py --num-proc 8
-    python examples/spark_run_digits.py --min-num-proc 1                   # goes on when processes are lost
+    spark-submit --master "local[2,4]" examples/spark_run_digits.py --min-num-proc 1  # goes on when processes are lost
 
 Each process gets the function `train`, and its result comes back to the driver.
 """
