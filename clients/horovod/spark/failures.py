@@ -101,7 +101,7 @@ def said(error: BaseException) -> str:
 
 def is_cancelled(text: str) -> bool:
     """text: what Spark says of a job that has ended."""
-    return re.search(r"\bJob \d+ cancelled\b", text) is not None
+    return re.search(r"\bJob \d+ cancelled\b|\bOPERATION_CANCELED\b", text) is not None  # the latter: Spark Connect
 
 
 def not_repeated(failure: Failure, text: str) -> str:
@@ -157,5 +157,5 @@ def _first_line(text: str) -> str:
     """What Java said, where Py4J has put a line of its own before it, without the name of the exception."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["without a reason"]
     line = next((line.removeprefix(": ") for line in lines[:3] if line.startswith(": ")), lines[0])
-    line = re.sub(r"^(?:[\w$]+\.)+[\w$]+: (?:\[\w+\] )?|\s*SQLSTATE: \w+$", "", line)
+    line = re.sub(r"^\(?(?:[\w$]+\.)+[\w$]+(?:: |\) )(?:\[\w+\] )?|\s*SQLSTATE: \w+$", "", line)
     return line if line.endswith(".") else f"{line}."

@@ -143,6 +143,11 @@ def test_the_sentence_of_a_lost_task() -> None:
             LaunchCode.JOB_CANCELLED,
             "cancelled: Job 3 cancelled part of x.",
         ),
+        (
+            "(org.apache.spark.SparkSQLException) [OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008",
+            LaunchCode.JOB_CANCELLED,
+            "cancelled: Operation has been canceled.",
+        ),
         ("BarrierJobRunWithDynamicAllocationException: [SPARK-24942]: no", LaunchCode.UNSUPPORTED_OPTION, "Connect"),
         ("An error occurred.\n: a.b.SparkException: It fell.\n at x", LaunchCode.RANK_FAILED, "failed: It fell."),
     ],
