@@ -3,7 +3,8 @@
     the thread        makes an item, waits while `size` of them are ready, goes on; then says that it has ended, and how
     next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with. It
                       waits as long as the thread is there, and warns every minute
-    close()           tells the thread to end and waits until it has, that is at most for the item it is making
+    stop()            tells the thread to end
+    close()           the same, and waits until it has, that is at most for the item it is making
 
 Nothing waits for a thread that may never end when the interpreter exits: a loader may be stuck in a read for ever.
 """
@@ -106,16 +107,15 @@ class Prefetch:
 
     def close(self) -> None:
         """Ends the thread; waits for it, unless this is it or the interpreter is exiting. Idempotent."""
-        if sys.is_finalizing():
-            return  # other threads have stopped where they were, perhaps with the lock
-        if self._close() and threading.current_thread() is not self._thread:
+        if self.stop() and threading.current_thread() is not self._thread:
             with contextlib.suppress(RuntimeError):  # it could not be started
                 self._thread.join()
 
-    def _close(self) -> bool:
-        """Tells the thread to end; returns whether there is one."""
-        if os.getpid() != self._pid:
-            return False  # forked: the lock may be held for ever, by a thread that was not copied
+    def stop(self) -> bool:
+        """Tells the thread to end; returns whether there is one to wait for."""
+        if sys.is_finalizing() or os.getpid() != self._pid:
+            # Other threads have stopped where they were, or were not copied by the fork; perhaps one has the lock.
+            return False
         with self._changed:
             self._closed = True
             self._items.clear()
@@ -162,7 +162,7 @@ class Prefetch:
 
 def _at_exit() -> None:
     begun = time.monotonic()
-    running = [prefetch for prefetch in list(_running) if prefetch._close()]
+    running = [prefetch for prefetch in list(_running) if prefetch.stop()]
     _join(running, begun + _EXIT_SECONDS)
     if late := [one for one in running if one._thread.is_alive() and one._exit_seconds > _EXIT_SECONDS]:
         longest = max(one._exit_seconds for one in late)

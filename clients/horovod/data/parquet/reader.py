@@ -173,6 +173,8 @@ class ParquetReader(BaseDataLoader):
                     yield self._transformed(batch)
         finally:
             for stream in streams:
+                stream.stop()  # all of them, before one is waited for
+            for stream in streams:
                 stream.close()
 
     def _stream(self, pieces: Iterator[Piece]) -> Prefetch:

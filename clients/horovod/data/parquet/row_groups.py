@@ -93,14 +93,26 @@ class RowGroups:
         if isinstance(self._filesystem, HadoopFileSystem):
             said = "this process was forked from one that reads HDFS, which Java does not survive: start it by spawn"
             raise _unreadable(self.name, said)
-        before = [group.rows for group in self.groups]
         self._filesystem = type(self._filesystem)(*self._filesystem.storage_args, **self._filesystem.storage_options)
+        self._open_again(self._rows())
+
+    def _rows(self) -> list[int]:
+        return [group.rows for group in self.groups]
+
+    def _open_again(self, rows: list[int]) -> None:
         self._open()
-        if [group.rows for group in self.groups] != before:
+        if self._rows() != rows:
             raise _unreadable(self.name, "its files have changed since this reader was made")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid())  # what was pickled connects anew
+    def __getstate__(self) -> tuple[list[int], dict[str, Any]]:
+        """Without the footers, which Arrow would pickle once for each row group."""
+        kept = ("name", "_filesystem", "_paths", "_wanted")
+        return self._rows(), {name: self.__dict__[name] for name in kept}
+
+    def __setstate__(self, state: tuple[list[int], dict[str, Any]]) -> None:
+        rows, kept = state
+        self.__dict__.update(kept)
+        self._open_again(rows)
 
     def _of_file(self, fragment: Any) -> Iterator[RowGroup]:
         partition = pads.get_partition_keys(fragment.partition_expression)
