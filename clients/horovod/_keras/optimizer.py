@@ -1,8 +1,9 @@
 """A Keras 3 optimizer that reduces gradients over the ranks before it applies them.
 
-Keras's trainers, whatever the backend and however they run a step, end in `optimizer.apply(gradients, variables)`. The
-user's optimizer becomes an instance of a subclass made on the fly that reduces there (docs/adr/0051): so it keeps what
-get_config would lose, and its state. The subclass has its base's names, so saved files load without Horovod.
+Keras's trainers, whatever the backend and however they run a step, end in `optimizer.apply(gradients, variables)`, or
+on JAX in `stateless_apply`. The user's optimizer becomes an instance of a subclass made on the fly that reduces there
+(docs/adr/0051): so it keeps what get_config would lose, and its state. The subclass has its base's names, so saved
+files load without Horovod.
 """
 
 from __future__ import annotations
@@ -85,6 +86,31 @@ class Distribution:
             optimizer.built = True
         self.aggregation.step(given, use, lambda: optimizer.iterations.assign_add(1))
 
+    def stateless_apply(
+        self,
+        optimizer: Any,
+        gradients: Sequence[Any],
+        values: Sequence[Any],
+        apply: Callable[[list[Any]], Any],
+        loss_scaled: bool,
+    ) -> Any:
+        """What `apply` makes of reduced gradients. `optimizer` is whose `stateless_apply` it is; values: of variables.
+
+        Where gradients of several passes are summed, it is given them as they are: the optimizer's `apply` comes later.
+        """
+        given = list(gradients)
+        if self.applies or not given or self.aggregation is not None:
+            return apply(given)
+        from keras import StatelessScope
+
+        known = list(optimizer._trainable_variables)
+        with StatelessScope(
+            state_mapping=list(zip(known, values, strict=True))
+        ):  # they may have no values of their own
+            reduced = self.reduce(given, known, loss_scaled)
+        with self._done():
+            return apply(reduced)
+
     @contextmanager
     def _done(self) -> Iterator[None]:
         """While gradients are applied that are reduced, also by an optimizer around this one."""
@@ -130,6 +156,17 @@ class _DistributedOptimizer:
         """Reduces the gradients over the ranks and applies them."""
         apply = super().apply  # type: ignore[misc]
         _of(self).apply(self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale"))
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """`apply` without side effects, for Keras's trainer on JAX; LossScaleOptimizer's does not call `apply`."""
+        original = super().stateless_apply  # type: ignore[misc]
+
+        def apply(reduced: list[Any]) -> Any:
+            return original(optimizer_variables, reduced, trainable_variables)
+
+        return _of(self).stateless_apply(
+            self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale")
+        )
 
 
 def _of(optimizer: Any) -> Distribution:

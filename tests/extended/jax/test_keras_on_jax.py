@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,38 @@ def _same_as_one_process() -> None:
     np.testing.assert_allclose(loss, expected_loss, rtol=1e-4)
 
 
+def _infinity_on_one_rank(outside: bool, local: bool) -> tuple[list[float], float]:
+    """The sum of the last layer's weights after each step, and the scale.
+
+    outside: the distributed optimizer is around the other one. local: the first layer is this rank's own.
+    """
+    import keras
+
+    import horovod.keras as hvd
+
+    keras.utils.set_random_seed(1)
+    first = keras.layers.Dense(1, use_bias=False)
+    model = keras.Sequential([keras.Input([2]), first, keras.layers.Dense(1, use_bias=False)])
+    for layer in model.layers:
+        layer.dtype_policy = keras.DTypePolicy("mixed_float16")
+    optimizer, scaled = keras.optimizers.SGD(0.01), keras.optimizers.LossScaleOptimizer
+    if outside:
+        optimizer = hvd.DistributedOptimizer(scaled(optimizer, initial_scale=64.0))
+    else:
+        given = {"local_layers": first} if local else {}
+        distribute = hvd.PartialDistributedOptimizer if local else hvd.DistributedOptimizer
+        optimizer = scaled(distribute(optimizer, **given), initial_scale=64.0)
+    model.compile(optimizer, loss="mse")
+    found = []
+    for step in range(3):
+        x = np.ones([4, 2], np.float32) * (1 + hvd.rank())
+        if hvd.rank() == 1 and step == 1:
+            x[0, 0] = np.inf
+        model.fit(x, np.ones([4, 1], np.float32), batch_size=4, verbose=0)
+        found.append(float(model.layers[1].get_weights()[0].sum()))
+    return found, float(np.array(optimizer.dynamic_scale))
+
+
 def _what_is_not_there() -> None:
     import keras
 
@@ -64,11 +97,29 @@ def _what_is_not_there() -> None:
         hvd.elastic.run(print)
 
 
-def test_fit_is_that_of_one_process() -> None:
+@pytest.fixture(scope="module")
+def keras_pair() -> Iterator[World]:
     with World(2, "shm", preloaded="preloaded_keras_jax") as world:
         world.run(_initialized)
-        world.run(_same_as_one_process, deadline_seconds=100)
-        world.run(_what_is_not_there)
+        yield world
+
+
+def test_fit_is_that_of_one_process(keras_pair: World) -> None:
+    keras_pair.run(_same_as_one_process, deadline_seconds=100)
+
+
+@pytest.mark.parametrize(("outside", "local"), [(False, False), (True, False), (False, True)])
+def test_an_infinity_on_one_rank_skips_the_step_on_all(keras_pair: World, outside: bool, local: bool) -> None:
+    (weights, scale), (other_weights, other_scale) = keras_pair.run(_infinity_on_one_rank, outside, local)
+    assert (other_weights[0], other_scale) == (weights[0], scale)
+    assert local or other_weights == weights
+    assert scale == 32  # the second step was skipped, by both ranks
+    assert weights[0] == weights[1] != weights[2]
+    assert np.isfinite(weights).all()
+
+
+def test_what_is_not_there_says_so(keras_pair: World) -> None:
+    keras_pair.run(_what_is_not_there)
 
 
 def _initialized() -> None:
