@@ -1,10 +1,13 @@
-"""JAX's own world of processes, PyTorch and Equinox beside Horovod in the same processes."""
+"""JAX's own world of processes, PyTorch and Equinox beside Horovod in the same processes; another job beside all."""
 
 from __future__ import annotations
 
 import importlib.util
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+import pytest
 from worlds import World
 
 from benchmarks.ports import free_ports
@@ -53,8 +56,6 @@ def _with_torch() -> None:
 
 
 def _with_equinox() -> None:
-    if importlib.util.find_spec("equinox") is None:
-        return  # it is in none of the extras
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -84,8 +85,38 @@ def test_the_world_of_jax_distributed_and_torch_go_on_beside_ours() -> None:
     with World(2, "shm", preloaded="preloaded_jax") as world:
         world.run(_with_jax_distributed, f"127.0.0.1:{port}")
         world.run(_with_torch)
-        world.run(_with_equinox)
+        with World(2, "shm", preloaded="preloaded_jax") as other_job, ThreadPoolExecutor() as together:
+            jobs = [together.submit(one.run, _train, number) for number, one in enumerate((world, other_job), 1)]
+            assert [job.result() for job in jobs] == [[[3 * number] * 2] * 2 for number in (1, 2)]
         world.run(_end)
+
+
+def _train(number: int) -> list[float]:
+    """Weights after steps whose calls have the same names in both jobs."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.01), op=hvd.Sum)
+    weights = jnp.zeros(2)
+    state = optimizer.init(weights)
+
+    @jax.jit
+    def step(weights: jax.Array, state: Any) -> Any:
+        updates, state = optimizer.update(jnp.full(2, -float(number * (1 + hvd.rank()))), state)
+        return hvd.allreduce(weights + updates, name="weights"), state
+
+    for _ in range(100):
+        weights, state = step(weights, state)
+    return [round(one, 3) for one in weights.tolist()]
+
+
+def test_an_equinox_model(jax_pair: World) -> None:
+    if importlib.util.find_spec("equinox") is None:
+        pytest.skip("equinox is not installed")
+    jax_pair.run(_with_equinox)
 
 
 def _end() -> None:

@@ -31,6 +31,9 @@ def _same_as_outside() -> None:
         lambda x: hvd.grouped_allgather([x, x.astype("float16")]),
         lambda x: hvd.allreduce(x.reshape(2, 2).T, op=hvd.Sum, name='a "name", 名'),
         lambda x: hvd.allreduce(x[:0]),
+        lambda x: hvd.allgather(x[:0]),
+        lambda x: hvd.allreduce(x.astype("float8_e4m3fn"), op=hvd.Sum),
+        lambda x: hvd.grouped_allgather([x.astype("float8_e5m2"), x.astype("bfloat16")]),
     ):
         outside, inside = call(mine), jax.jit(call)(mine)
         jax.tree.map(np.testing.assert_array_equal, inside, outside)
@@ -97,6 +100,49 @@ def _many_calls(rows: int) -> list[int]:
 def test_calls_run_in_the_order_of_the_program_whatever_the_shapes(jax_pair: World) -> None:
     """Else calls of different sizes would meet, since they have no names."""
     assert jax_pair.run(_many_calls, 100) == [[2.0 * place for place in range(20)] * 2] * 2
+
+
+def _other_shapes() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    compiled = []
+
+    @jax.jit
+    def step(rows):
+        compiled.append(rows.shape)
+        return hvd.allreduce(rows.sum(0), op=hvd.Sum), hvd.allreduce(rows.mean(), name="loss")
+
+    for turn in range(2):
+        for place in range(4):
+            count = 1 + (place + hvd.rank()) % 3  # each rank's batches have sizes of their own
+            total, mean = step(jnp.full((count, 2), float(place)))
+            counts = [1 + (place + rank) % 3 for rank in range(hvd.size())]
+            assert (total.tolist(), mean) == ([place * sum(counts)] * 2, place)
+        assert len(compiled) == 3, (turn, compiled)
+    for width in (2, 5, 2):  # what travels has other sizes as well, under the same name
+        assert step(jnp.ones((1, width)))[0].tolist() == [2] * width
+
+
+def test_functions_that_are_compiled_anew_for_other_shapes(jax_pair: World) -> None:
+    jax_pair.run(_other_shapes)
+
+
+def _joined() -> tuple[int, list[float]]:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    step = jax.jit(lambda x: hvd.allreduce(x, op=hvd.Sum))
+    results = [step(jnp.ones(2) * turn) for turn in range(1, 3 + hvd.rank())]  # one more on rank 1
+    return hvd.join(), [float(one[0]) for one in results]
+
+
+def test_join_waits_for_compiled_functions_and_gives_zeros_to_those_of_others(jax_pair: World) -> None:
+    assert jax_pair.run(_joined) == [(1, [2.0, 4.0]), (1, [2.0, 4.0, 3.0])]
 
 
 def _equal_calls() -> tuple[float, int]:
