@@ -10,7 +10,6 @@ from horovod._keras.kinds import distributed_keras, register_local_var
 from horovod._keras.local_layers import weights_of
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, groups_of
-from horovod.common.ops import objects
 from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -18,11 +17,9 @@ __all__ = [
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
     "allgather",
-    "allgather_object",
     "allreduce",
     "barrier",
     "broadcast",
-    "broadcast_object",
     "reducescatter",
 ]
 
@@ -172,23 +169,3 @@ def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it, outside of compiled functions. Raises as `allreduce`."""
     backend_for(None).barrier(process_set)
-
-
-def broadcast_object(
-    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The object that `root_rank` has, on every rank: pickled with cloudpickle. Example:
-
-        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
-        {'epoch': 3}
-
-    Raises:
-        ValueError: the root can't pickle its object, a bad root or process set.
-        HorovodInternalError: a rank was lost.
-    """
-    return objects.broadcast_object(obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks, in rank order. Takes arguments and raises as `broadcast_object`."""
-    return objects.allgather_object(obj, name, process_set)

@@ -12,18 +12,10 @@ from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
-from horovod.common.ops import objects
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import global_process_set
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
-
-
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
-    return objects.broadcast_object(obj, root_rank, name, global_process_set)
-
-
-def allgather_object(obj: Any, name: str) -> list[Any]:
-    return objects.allgather_object(obj, name, global_process_set)
 
 
 class VariablesState(ObjectState):

@@ -5,11 +5,9 @@ from __future__ import annotations
 from horovod._keras.api import (
     PartialDistributedOptimizer,
     allgather,
-    allgather_object,
     allreduce,
     barrier,
     broadcast,
-    broadcast_object,
     reducescatter,
 )
 from horovod.common.basics import (
@@ -43,6 +41,7 @@ from horovod.common.basics import (
     start_timeline,
     stop_timeline,
 )
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Broadcasts of parameters, optimizer states and objects, allgather of objects, barrier, join and shutdown."""
+"""Broadcasts of parameters and optimizer states, barrier, join and shutdown; the functions for objects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common import basics
-from horovod.common.ops import collectives, objects
+from horovod.common.ops import collectives
 from horovod.common.ops.handles import synchronize
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES
 from horovod.jax.devices import in_host_memory, placed_as
@@ -73,7 +74,7 @@ def broadcast_tree(tree: T, root_rank: int, name: str, process_set: ProcessSet) 
     for place, handle in zip(arrays, handles, strict=True):
         values[place] = _like(values[place], synchronize(handle, current_stream))
     if others:
-        sent = objects.broadcast_object([values[place] for place in others], root_rank, f"{name}.others", process_set)
+        sent = broadcast_object([values[place] for place in others], root_rank, f"{name}.others", process_set)
         for place, value in zip(others, sent, strict=True):
             values[place] = value
     result: T = jax.tree.unflatten(structure, values)
@@ -103,7 +104,7 @@ def _described(value: Any) -> str:
 
 
 def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:
-    everyone = objects.allgather_object(mine, f"{name}.leaves", process_set)
+    everyone = allgather_object(mine, f"{name}.leaves", process_set)
     for place, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             ranks = process_set.ranks or range(len(everyone))
@@ -113,40 +114,6 @@ def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:
                 f"{'; '.join(only[:5]) or 'the order of their leaves'} is not in both. Build the same model everywhere."
             )
             raise ValueError(coded(TrainingCode.DIFFERENT_MODELS, sentence))
-
-
-def broadcast_object(
-    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> T:
-    """The object that `root_rank` has, on every rank: pickled with cloudpickle. Example:
-
-        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
-        {'epoch': 3}
-
-    Args:
-        obj: anything that can be pickled; ignored elsewhere than on the root, which gets its own object back.
-        root_rank: a global rank of the process set.
-        name: matches the call across ranks.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: the root can't pickle its object, a bad root or process set.
-        HorovodInternalError: a rank was lost.
-    """
-    return objects.broadcast_object(obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all ranks, in rank order; they may differ in type and size.
-
-        >>> hvd.allgather_object("x" * hvd.rank())
-        ['', 'x']
-
-    Raises:
-        ValueError: an object that can't be pickled (the message says whose), a bad process set.
-        HorovodInternalError: a rank was lost.
-    """
-    return objects.allgather_object(obj, name, process_set)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

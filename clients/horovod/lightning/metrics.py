@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from horovod.common import basics as hvd
-from horovod.torch.objects import allgather_object
+from horovod.common.ops.objects import allgather_object
 from horovod.torch.ops import allgather
 
 

@@ -12,6 +12,7 @@ from lightning_utilities.core.rank_zero import rank_zero_only
 from horovod.base.errors import LaunchCode, TrainingCode, coded
 from horovod.common import basics as hvd
 from horovod.common.basics import Average, Max, Min, Product, Sum
+from horovod.common.ops.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.lightning.environment import HorovodEnvironment
 from horovod.lightning.layers import synchronize_batch_norms
@@ -19,7 +20,6 @@ from horovod.lightning.metrics import gather_over_ranks
 from horovod.lightning.packages import completed, used
 from horovod.lightning.reduction import Reduction
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
-from horovod.torch.objects import broadcast_object
 from horovod.torch.ops import allgather, allreduce, barrier
 from horovod.torch.parameters import broadcast_parameters
 from horovod.torch.wrapping import Arguments, WrappedOptimizer

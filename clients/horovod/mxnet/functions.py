@@ -1,21 +1,19 @@
-"""Broadcasts of parameters and objects, and allgather of objects."""
+"""Broadcasts of parameters; the functions for objects."""
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import mxnet as mx
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.ops import objects
 from horovod.common.ops.handles import synchronize
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
-
-T = TypeVar("T")
 
 
 def broadcast_parameters(
@@ -82,37 +80,3 @@ def _broadcast_when_made(parameter: Any, root_rank: int, name: str, process_set:
             _wait(_started(parameter.list_data(), root_rank, name, process_set))
 
     parameter._init_impl = init_and_broadcast
-
-
-def broadcast_object(
-    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> T:
-    """The object that `root_rank` has, on every rank: pickled with cloudpickle. Example:
-
-        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None)
-        {'epoch': 3}
-
-    Args:
-        obj: anything that can be pickled; ignored elsewhere than on the root, which gets its own object back.
-        root_rank: a global rank of the process set.
-        name: matches the call across ranks.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: the root can't pickle its object, a bad root or process set.
-        HorovodInternalError: a rank was lost.
-    """
-    return objects.broadcast_object(obj, root_rank, name, process_set)
-
-
-def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
-    """The objects of all ranks, in rank order; they may differ in type and size.
-
-        >>> hvd.allgather_object("x" * hvd.rank())
-        ['', 'x']
-
-    Raises:
-        ValueError: an object that can't be pickled (the message says whose), a bad process set.
-        HorovodInternalError: a rank was lost.
-    """
-    return objects.allgather_object(obj, name, process_set)

@@ -18,6 +18,7 @@ import torch
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum, is_initialized
+from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
 from horovod.torch.adasum_optimizer import AdasumOptimizer
@@ -26,7 +27,6 @@ from horovod.torch.closures import decides_by_loss, loss_of_all
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
-from horovod.torch.objects import allgather_object
 from horovod.torch.reducer import GradientReducer
 from horovod.torch.wrapping import Arguments, Named, WrappedOptimizer, adorn, share_state, tell_schedulers
 from horovod.worker.runtime.context import current

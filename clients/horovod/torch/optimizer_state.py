@@ -16,8 +16,8 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.collectives import check_root
+from horovod.common.ops.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.torch.objects import broadcast_object
 from horovod.torch.parameters import broadcast_tensors
 from horovod.worker.runtime.context import current
 

@@ -30,11 +30,11 @@ from horovod.common.basics import Average
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
+from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.step_words import Outcome, Word
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
-from horovod.torch.objects import allgather_object
 from horovod.torch.same_gradients import SameGradients
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot

@@ -1,4 +1,7 @@
-"""Python objects over the wire, as cloudpickle in bytes. Only what authenticated peers sent is unpickled."""
+"""Python objects over the wire, as cloudpickle in bytes. Only what authenticated peers sent is unpickled.
+
+The functions that frameworks export (TensorFlow's have an argument more).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.collectives import ALLGATHER, BROADCAST, check_root
 from horovod.common.ops.framework import Span
 from horovod.common.ops.specs import set_number, spec
-from horovod.common.process_sets import ProcessSet
+from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
 
 T = TypeVar("T")
@@ -24,7 +27,27 @@ _LENGTH: Final = struct.Struct("<Q")
 _HEAD_BYTES: Final = 1024
 
 
-def broadcast_object(obj: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
+def broadcast_object(
+    obj: T, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> T:
+    """The object that rank `root_rank` passed, on every rank. The root gets its own object back, unchanged.
+
+    The others pass anything (usually None). The object is pickled with cloudpickle. Example, on ranks 0 and 1:
+
+        >>> hvd.broadcast_object({"epoch": 3} if hvd.rank() == 0 else None, root_rank=0)
+        {'epoch': 3}
+
+    Args:
+        obj: on the root, what to send.
+        root_rank: a global rank.
+        name: matches the call across ranks; the default is the same for all objects.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a root that is not a rank of the set, a bad process set, an object that root can't pickle.
+        HorovodInternalError: a rank was lost.
+        Exception: on the root, what pickling raises; the other ranks get ValueError with its text.
+    """
     number = check_root(root_rank, process_set)
     name = name or "broadcast_object"
     is_root = current().world.rank == root_rank
@@ -50,7 +73,22 @@ def broadcast_object(obj: T, root_rank: int, name: str | None, process_set: Proc
     return obj if is_root else _loads(received)
 
 
-def allgather_object(obj: T, name: str | None, process_set: ProcessSet) -> list[T]:
+def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
+    """The objects of all ranks as a list, ordered by rank. Objects may differ in type and size.
+
+        >>> hvd.allgather_object("x" * hvd.rank())
+        ['', 'x']
+
+    Args:
+        obj: this rank's object; pickled with cloudpickle.
+        name: matches the call across ranks; the default is the same for all objects.
+        process_set: the ranks that take part.
+
+    Raises:
+        ValueError: a bad process set, or another rank's object can't be pickled; the message says which and why.
+        HorovodInternalError: a rank was lost.
+        Exception: what pickling raises on this rank.
+    """
     payload, error = _pickled(obj, "allgather_object")
     own = bytearray(_LENGTH.pack(len(payload)) + payload)
     gathered = _allgather(own, name or "allgather_object", set_number(process_set, "Allgather"))

@@ -11,8 +11,8 @@ import torch
 
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.torch.elastic.sampler import ElasticSampler
-from horovod.torch.objects import allgather_object, broadcast_object
 from horovod.torch.optimizer_state import broadcast_optimizer_state
 from horovod.torch.parameters import broadcast_parameters
 
