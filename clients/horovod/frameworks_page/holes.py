@@ -147,7 +147,6 @@ REASONS: Final[dict[str, dict[str, str]]] = {
     "DistributedOptimizer(name)": _for(_OF_GRAPHS["JAX"], "PyTorch", "JAX", "MXNet"),
     "*(priority)": _for("MXNet's own, and without effect there.", "PyTorch", "TensorFlow", "Keras", "JAX"),
     "join(device)": {"TensorFlow": "The device is that of the operation."},
-    "Compression(bf16)": {"MXNet": "MXNet's `astype` knows no bfloat16."},
     "DistributedOptimizer(average_aggregated_gradients)": {
         "PyTorch": "Divide the loss by the number of passes, as in PyTorch without Horovod.",
         "MXNet": _PASSES,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import mxnet as mx
 import numpy as np
 
 from horovod.common.ops.compression import CastCompressor
+from horovod.mxnet.arrays import BFLOAT16
 
 __all__ = ["Compression", "Compressor"]
 
@@ -40,10 +42,8 @@ class NoneCompressor(Compressor):
         return tensor
 
 
-class FP16Compressor(CastCompressor, Compressor):
-    """float16 on the wire: half the bytes of float32, largest finite value 65504."""
-
-    dtype = np.float16
+class _CastCompressor(CastCompressor, Compressor):
+    """Casts floating-point arrays to `dtype` and back; all others travel unchanged."""
 
     @staticmethod
     def is_floating(tensor: Any) -> bool:
@@ -51,7 +51,20 @@ class FP16Compressor(CastCompressor, Compressor):
 
     @staticmethod
     def cast(tensor: Any, dtype: Any) -> Any:
-        return tensor.astype(dtype)
+        array = tensor.as_nd_ndarray().astype(dtype)  # an mx.np array's astype knows no bfloat16
+        return array.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else array
+
+
+class FP16Compressor(_CastCompressor):
+    """float16 on the wire: half the bytes of float32, largest finite value 65504."""
+
+    dtype = np.float16
+
+
+class BF16Compressor(_CastCompressor):
+    """bfloat16 on the wire: half the bytes of float32 with its full range, 8 bits of precision."""
+
+    dtype = BFLOAT16
 
 
 class Compression:
@@ -59,3 +72,4 @@ class Compression:
 
     none = NoneCompressor
     fp16 = FP16Compressor
+    bf16 = BF16Compressor

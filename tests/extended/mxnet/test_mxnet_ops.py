@@ -10,6 +10,7 @@ from error_codes import ends_with
 from worlds import World
 
 from horovod.base.errors import OperationCode, TrainingCode
+from horovod.frameworks_page.sources import options
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 
@@ -95,6 +96,10 @@ def _values() -> None:
         (np.float32, [[2.5], [4]][rank]),
         (np.int32, [1]),
     ]
+    for array in (mx.nd.array, mx.np.array):
+        for dtype in (np.float16, np.float32, np.float64):
+            coarse = hvd.allreduce(array([1 + 1 / 256, 2.0**-100], dtype=dtype), compression=hvd.Compression.bf16)
+            assert (coarse.dtype, coarse.asnumpy().tolist()) == (dtype, [1, 2**-100 if dtype != np.float16 else 0])
     assert hvd.allreduce(mine, op=hvd.Adasum).shape == (2,)
     group = [mx.nd.ones(2), mx.nd.array([rank], dtype="int32"), mx.nd.ones(1)]
     reduced = hvd.grouped_allreduce(group, op=hvd.Sum, name="group")
@@ -166,6 +171,33 @@ def _set_of_one(rank: int) -> Any:
 
 def test_process_sets(mxnet_pair: World) -> None:
     assert mxnet_pair.run(_set_of_one, 1) == [None, [1.0]]
+
+
+BY_POSITION = {
+    "allreduce": "tensor average name priority prescale_factor postscale_factor process_set op",
+    "allreduce_": "tensor average name priority prescale_factor postscale_factor process_set op",
+    "grouped_allreduce": "tensors average name priority prescale_factor postscale_factor process_set op",
+    "grouped_allreduce_": "tensors average name priority prescale_factor postscale_factor process_set op",
+    "allgather": "tensor name priority process_set",
+    "grouped_allgather": "tensors name priority process_set",
+    "broadcast": "tensor root_rank name priority process_set",
+    "broadcast_": "tensor root_rank name priority process_set",
+    "alltoall": "tensor splits name priority process_set",
+    "reducescatter": "tensor op name priority process_set prescale_factor postscale_factor",
+    "grouped_reducescatter": "tensors op name priority process_set prescale_factor postscale_factor",
+    "broadcast_object": "obj root_rank name",
+    "allgather_object": "obj name",
+    "broadcast_parameters": "params root_rank prefix",
+    "DistributedOptimizer": "optimizer gradient_predivide_factor num_groups process_set",
+    "DistributedTrainer": "params optimizer optimizer_params compression gradient_predivide_factor prefix num_groups "
+    "process_set",
+}
+
+
+def test_older_scripts_give_arguments_by_position() -> None:
+    for name, arguments in BY_POSITION.items():
+        found = [option for option in options("horovod.mxnet", name) if option != "self"]
+        assert " ".join(found).startswith(arguments), name
 
 
 def _refusals() -> None:
