@@ -35,6 +35,8 @@ def main() -> None:
     args = parser.parse_args()
 
     hvd.init()  # Horovod 1: join the other processes
+    mx.random.seed(args.seed)  # of the weights
+    np.random.seed(args.seed + hvd.rank())  # of the order of the data
 
     digits = load_digits()
     images = digits.images.astype(np.float32)[:, None] / 16

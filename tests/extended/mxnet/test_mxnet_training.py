@@ -197,9 +197,10 @@ def test_other_ways_to_train(mxnet_pair: World) -> None:
 
 
 def test_the_example(mxnet_python: Path) -> None:
-    command = [mxnet_python, "-m", "horovod.launch", "-np", "2", mxnet_python, ROOT / "examples" / "mxnet_digits.py"]
+    launcher = [mxnet_python, "-m", "horovod.launch", "-np", "2"]
+    command = [*launcher, mxnet_python, ROOT / "examples" / "mxnet_digits.py", "--epochs", "5"]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
     *_, last = done.stdout.splitlines()
     accuracy = float(last.removeprefix("[0]<stdout>:accuracy ").removesuffix(" with 2 processes"))
-    assert accuracy > 0.95
+    assert accuracy > 0.85
