@@ -89,18 +89,18 @@ def _train(victim: int, lives: str) -> tuple[list[int], Any]:
     dies = int(os.environ["HOROVOD_RANK"]) == victim and not Path(lives).exists()
     hvd.init()
     whole = hvd.size()
-    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1, momentum=0.9))
-    weight = jnp.full([3, 1], 0.0 if hvd.rank() == 0 else 5.0)
+    optimizer = hvd.DistributedOptimizer(optax.sgd(0.1, momentum=0.9), groups=2)
+    weight = [jnp.full([rows, 1], 0.0 if hvd.rank() == 0 else 5.0) for rows in (2, 1)]
     state = hvd.elastic.JaxState(weight=weight, opt_state=optimizer.init(weight), batch=0)
     sizes = [hvd.size()]
     state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
 
     @jax.jit
     def step(weight: Any, opt_state: Any, rows: Any, targets: Any) -> Any:
-        gradient = jax.grad(lambda one: ((rows @ one - targets) ** 2).mean())(weight)
+        gradient = jax.grad(lambda parts: ((rows @ jnp.concatenate(parts) - targets) ** 2).mean())(weight)
         updates, opt_state = optimizer.update(gradient, opt_state, weight)
         # The number of rows of the result is compiled into the function.
-        return weight + updates, opt_state, hvd.allgather(rows[:1]).shape[0]
+        return optax.apply_updates(weight, updates), opt_state, hvd.allgather(rows[:1]).shape[0]
 
     @hvd.elastic.run
     def train(state: Any) -> None:
@@ -118,7 +118,7 @@ def _train(victim: int, lives: str) -> tuple[list[int], Any]:
             state.commit()
 
     train(state)
-    return sizes, np.asarray(state.weight)
+    return sizes, np.concatenate(state.weight)
 
 
 def test_the_survivors_of_a_killed_rank_go_on_and_take_another_in(tmp_path: Path) -> None:
