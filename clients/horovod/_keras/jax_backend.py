@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from horovod import jax as hvd
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.basics import Average
+from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.overlap import allreduce_groups
@@ -87,6 +87,10 @@ def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale:
     return hvd.allreduce(
         _array(value), name=name, op=op, prescale_factor=prescale, postscale_factor=postscale, compression=compression
     )
+
+
+def differentiable_sum(value: jax.Array, name: str) -> Any:
+    return hvd.allreduce(value, name=name, op=Sum)
 
 
 def allgather(value: Any, name: str | None) -> Any:

@@ -6,6 +6,7 @@ functions have this docstring, and bring `keras`, the module that loads.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,7 +35,9 @@ def load_model(
         compression: how gradients travel, for example Compression.fp16.
         legacy_opts: accepted for scripts of older releases.
     """
-    ours = _layers(keras)
+    ours: dict[str, Any] = {}
+    with contextlib.suppress(AttributeError):
+        ours = {"SyncBatchNormalization": sync_batch_norm(keras)}
     objects = ours | {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects or None)
     if getattr(model, "optimizer", None) is not None:
@@ -42,10 +45,19 @@ def load_model(
     return model
 
 
-def _layers(keras: Any) -> dict[str, Any]:
-    """Ours, which a file may name: of TensorFlow, and of one Keras where there are two."""
-    if keras.backend.backend() != "tensorflow":
-        return {}
-    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization as Layer
+def sync_batch_norm(keras: Any) -> Any:
+    """Our layer for a Keras and its backend, which a file may name; TensorFlow's is one of the two Keras only.
 
-    return {Layer.__name__: Layer} if issubclass(Layer, keras.layers.Layer) else {}
+    Raises AttributeError where it is one of the other.
+    """
+    if keras.backend.backend() != "tensorflow":
+        from horovod._keras.sync_batch_norm import SyncBatchNormalization
+
+        return SyncBatchNormalization
+    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization as OfTensorFlow
+
+    if issubclass(OfTensorFlow, keras.layers.Layer):
+        return OfTensorFlow
+    raise AttributeError(
+        "SyncBatchNormalization is a layer of tf.keras, which is another Keras here (TF_USE_LEGACY_KERAS)."
+    )

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from horovod import torch as hvd
-from horovod.common.basics import Average
+from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -108,6 +108,10 @@ def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale:
         postscale_factor=postscale,
         compression=compression,
     ).detach()
+
+
+def differentiable_sum(value: torch.Tensor, name: str) -> Any:
+    return hvd.allreduce(value, name=name, op=Sum)
 
 
 def allgather(value: Any, name: str | None) -> Any:

@@ -9,7 +9,11 @@ from __future__ import annotations
 from typing import Final
 
 # Public names that are not in __all__.
-MORE: Final = {"TensorFlow": ["SyncBatchNormalization"], "PyTorch": ["mpi_ops.is_homogeneous"]}
+MORE: Final = {
+    "TensorFlow": ["SyncBatchNormalization"],
+    "Keras": ["SyncBatchNormalization"],
+    "PyTorch": ["mpi_ops.is_homogeneous"],
+}
 
 # What stands for a name in a framework; the name itself too, where it is there.
 INSTEAD: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -28,7 +32,7 @@ INSTEAD: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "DistributedOptimizer": {"MXNet": ("DistributedOptimizer", "DistributedTrainer")},
     "DistributedGradientTape": {"JAX": ("grad", "value_and_grad")},
     "PartialDistributedOptimizer": {"TensorFlow": ("PartialDistributedGradientTape",)},
-    "SyncBatchNorm": {"TensorFlow": ("SyncBatchNormalization",)},
+    "SyncBatchNorm": {"TensorFlow": ("SyncBatchNormalization",), "Keras": ("SyncBatchNormalization",)},
     "elastic.State": {
         "PyTorch": ("elastic.TorchState",),
         "TensorFlow": ("elastic.TensorFlowState", "elastic.TensorFlowKerasState"),
@@ -110,8 +114,6 @@ REASONS: Final[dict[str, dict[str, str]]] = {
         "JAX": f"{_LOCAL}, by `optax.multi_transform`.",
     },
     "SyncBatchNorm": {
-        "Keras": "On TensorFlow take `horovod.tensorflow.SyncBatchNormalization`, a layer of Keras. For its other "
-        "backends there is none yet.",
         "JAX": "JAX has no layers. `hvd.allreduce` is differentiable, and of a layer's sums it is all that is needed.",
     },
     "HorovodInternalError": _for(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import keras_batch_norm
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -27,7 +29,9 @@ def _fit(distributed: bool, optimizer: Any) -> tuple[list[Any], float]:
     targets = np.tanh(rows @ np.array([[1.0], [-2.0], [0.5]], np.float32))
     own = slice(hvd.rank(), None, hvd.size()) if distributed else slice(None)
     keras.utils.set_random_seed(3 + (hvd.rank() if distributed else 0))
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    norm = hvd.SyncBatchNormalization() if distributed else keras.layers.BatchNormalization()
+    layers = [keras.Input([3]), keras.layers.Dense(4, activation="tanh"), norm, keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
     callbacks = []
     if distributed:
         optimizer = hvd.DistributedOptimizer(optimizer)
@@ -97,31 +101,6 @@ def _what_is_not_there() -> None:
         hvd.elastic.run(print)
 
 
-@pytest.fixture(scope="module")
-def keras_pair() -> Iterator[World]:
-    with World(2, "shm", preloaded="preloaded_keras_jax") as world:
-        world.run(_initialized)
-        yield world
-
-
-def test_fit_is_that_of_one_process(keras_pair: World) -> None:
-    keras_pair.run(_same_as_one_process, deadline_seconds=100)
-
-
-@pytest.mark.parametrize(("outside", "local"), [(False, False), (True, False), (False, True)])
-def test_an_infinity_on_one_rank_skips_the_step_on_all(keras_pair: World, outside: bool, local: bool) -> None:
-    (weights, scale), (other_weights, other_scale) = keras_pair.run(_infinity_on_one_rank, outside, local)
-    assert (other_weights[0], other_scale) == (weights[0], scale)
-    assert local or other_weights == weights
-    assert scale == 32  # the second step was skipped, by both ranks
-    assert weights[0] == weights[1] != weights[2]
-    assert np.isfinite(weights).all()
-
-
-def test_what_is_not_there_says_so(keras_pair: World) -> None:
-    keras_pair.run(_what_is_not_there)
-
-
 def _initialized() -> None:
     import keras
 
@@ -129,3 +108,32 @@ def _initialized() -> None:
 
     hvd.init()
     assert keras.backend.backend() == "jax"
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with World(2, "shm", preloaded="preloaded_keras_jax") as world:
+        world.run(_initialized)
+        yield world
+
+
+def test_fit_is_that_of_one_process(world: World) -> None:
+    world.run(_same_as_one_process, deadline_seconds=100)
+
+
+def test_batch_normalization_over_all_ranks(world: World, tmp_path: Path) -> None:
+    world.run(keras_batch_norm.normalizes_all_rows, str(tmp_path), deadline_seconds=100)
+
+
+@pytest.mark.parametrize(("outside", "local"), [(False, False), (True, False), (False, True)])
+def test_an_infinity_on_one_rank_skips_the_step_on_all(world: World, outside: bool, local: bool) -> None:
+    (weights, scale), (other_weights, other_scale) = world.run(_infinity_on_one_rank, outside, local)
+    assert (other_weights[0], other_scale) == (weights[0], scale)
+    assert local or other_weights == weights
+    assert scale == 32  # the second step was skipped, by both ranks
+    assert weights[0] == weights[1] != weights[2]
+    assert np.isfinite(weights).all()
+
+
+def test_what_is_not_there_says_so(world: World) -> None:
+    world.run(_what_is_not_there)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import keras_batch_norm
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -226,6 +227,11 @@ def test_batch_normalization_over_all_ranks(tf_pair: World) -> None:
     tf_pair.run(_sync_batch_norm)
 
 
+def test_batch_normalization_over_all_ranks_on_pytorch(torch_pair: World, tmp_path: Path) -> None:
+    torch_pair.run(keras_batch_norm.trains_as_one_process, deadline_seconds=100)
+    torch_pair.run(keras_batch_norm.normalizes_all_rows, str(tmp_path))
+
+
 def _saved_batch_normalization(folder: Path) -> None:
     import keras
 
@@ -243,7 +249,7 @@ def _saved_batch_normalization(folder: Path) -> None:
         model.save(path)
         for load in (horovod.keras.load_model, horovod.tensorflow.keras.load_model):
             loaded = load(path)
-            assert type(loaded.layers[0]) is hvd.SyncBatchNormalization
+            assert type(loaded.layers[0]) is hvd.SyncBatchNormalization is horovod.keras.SyncBatchNormalization
             for found, wanted in zip(loaded.get_weights(), model.get_weights(), strict=True):
                 np.testing.assert_array_equal(found, wanted)
 

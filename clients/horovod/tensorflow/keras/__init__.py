@@ -46,3 +46,10 @@ def load_model(
 
 
 load_model.__doc__ = loading.load_model.__doc__
+
+
+def __getattr__(name: str) -> object:
+    """A layer, for which the backend must be known, or TensorFlow's Keras be there."""
+    if name != "SyncBatchNormalization":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return loading.sync_batch_norm(tf.keras)
