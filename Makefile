@@ -33,7 +33,7 @@ TO_TEST_ALL += ipykernel jupyter_client # a notebook: tests/extended/runner/test
 TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += ray[train] # actors as ranks: tests/extended/ray
 TO_TEST_ALL += jax optax flax equinox # tests/extended/jax
-TO_TEST_ALL += lightning # a strategy: tests/extended/lightning
+TO_TEST_ALL += lightning pytorch-lightning # a strategy, by both names: tests/extended/lightning, tests/extended/spark
 TO_TEST_ALL += pyspark[connect] pandas pyarrow fsspec # tests/extended/spark, tests/extended/data
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 

@@ -17,7 +17,7 @@ class DataCode(ErrorCode):
     MISSING_COLUMN = ("missing-column", "A column is not in the data set, or not in one of its files. Check its name.")
     UNSUPPORTED_COLUMN = (
         "unsupported-column",
-        "A column has a type that is no number, text, list or vector. Convert it before, or leave it out.",
+        "A column has a type of which no array can be made, or text where a model takes numbers. Convert it before.",
     )
     NULL_VALUE = (
         "null-value",
@@ -34,7 +34,7 @@ class DataCode(ErrorCode):
     )
     INVALID_BATCH = (
         "invalid-batch",
-        "A transformation_fn returned something else than a dict of arrays. Return the batch that it got, changed.",
+        "A transformation_fn returned something that is no batch. Return what it got, changed.",
     )
     WRONG_STORE_PATH = (
         "wrong-store-path",

@@ -12,7 +12,7 @@ import pytest
 from error_codes import ends_with
 from worlds import Keeper
 
-from horovod.base.errors import TrainingCode
+from horovod.base.errors import DataCode, TrainingCode
 
 pytest.importorskip("pyspark")
 pytest.importorskip("lightning")
@@ -20,7 +20,11 @@ import lightning.pytorch as pl
 import torch
 import torch.nn.functional as F
 from estimator_site import WorldBackend, spark  # noqa: F401 - a fixture
+from pyspark import keyword_only
+from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import Vectors
+from pyspark.ml.param import Param, Params
+from pyspark.sql import functions
 
 from horovod.spark.common.store import Store
 from horovod.spark.lightning import TorchEstimator, TorchModel
@@ -117,7 +121,10 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     for name, value in one_process(store, 3).items():
         torch.testing.assert_close(resumed.getModel().state_dict()[name], value)
     assert len(resumed.getHistory()) == 3
-    row = resumed.transform(df).first()
+    with pytest.warns(UserWarning, match="nothing is trained"):
+        done = estimator(run_id="first", epochs=1).fit(df)
+    assert done.getHistory() == resumed.getHistory()
+    row = done.transform(df).first()
     expected = resumed.getModel()(torch.tensor(row.features.toArray()).float()).item()
     assert row.label__output == pytest.approx(expected, rel=1e-5)
 
@@ -149,6 +156,10 @@ def test_a_plain_module_and_all_that_is_optional(
     assert torch.equal(loaded.getModel().weight, fitted.getModel().weight)
     with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "optimizer, loss")):
         made.setModel(Lit()).fit(df)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pl, "__version__", "1.9.5")
+        with pytest.raises(RuntimeError, match=ends_with(DataCode.MISSING_DATA_PACKAGE, "1.9.5")):
+            estimator().fit(df)
 
 
 def test_the_older_name(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
@@ -164,3 +175,104 @@ def test_the_older_name(df: Any, estimator: Callable[..., TorchEstimator]) -> No
 
     fitted = estimator(model=Older(), epochs=1).fit(df)
     assert len(fitted.getHistory()) == 1
+
+
+class Counting(pl.LightningModule):
+    """Takes other columns than those of the DataFrame: transformation_fn makes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+
+    def forward(self, counts: torch.Tensor) -> torch.Tensor:
+        return self.layer(counts)
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        assert set(batch) == {"counts", "kind"}
+        return F.cross_entropy(self(batch["counts"]), batch["kind"].long())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+def counts(text: str) -> np.ndarray:
+    return np.array([text.count("a"), text.count("b")], dtype=np.float32)
+
+
+class TextModel(TorchModel):
+    """As libraries derive theirs: with parameters of its own, asked row by row, one more column behind the output."""
+
+    text_col: Any = Param(Params._dummy(), "text_col", "column with the text")
+
+    @keyword_only
+    def __init__(self, **_: Any) -> None:
+        given = self._input_kwargs
+        super().__init__()
+        self._setDefault(text_col="text", outputCols=["output"], label_columns=["label"])
+        self._set(**given)
+        self.setFeatureColumns([self.getOrDefault("text_col")])
+        self.setLabelColoumns(["label"])
+
+    def getOptimizer(self) -> None:  # noqa: N802
+        return None
+
+    def get_prediction_fn(self) -> Any:
+        text_col = self.getOrDefault("text_col")
+        return lambda model, row: model(torch.from_numpy(counts(row[text_col]))[None])
+
+    def _transform(self, df: Any) -> Any:
+        (output,) = self.getOutputCols()
+        return super()._transform(df).withColumn("prediction", array_argmax(output))
+
+
+def array_argmax(column: str) -> Any:
+    values = vector_to_array(column)
+    return functions.array_position(values, functions.array_max(values)) - 1
+
+
+class TextEstimator(TorchEstimator):
+    text_col: Any = Param(Params._dummy(), "text_col", "column with the text")
+
+    def _fit(self, dataset: Any) -> Any:
+        return super()._fit(dataset)
+
+    def _get_or_create_backend(self) -> Any:
+        assert self.getNumProc() is None
+        return self.getBackend()
+
+    def get_model_class(self) -> type:
+        return TextModel
+
+    def _get_model_kwargs(self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Any) -> dict[str, Any]:
+        return {
+            "history": history,
+            "model": model,
+            "optimizer": optimizer,
+            "input_shapes": self.getInputShapes(),
+            "run_id": run_id,
+            "_metadata": metadata,
+            "loss": self.getLoss(),
+            "loss_constructors": self.getLossConstructors(),
+            "text_col": self.getOrDefault("text_col"),
+        }
+
+
+def test_a_library_derives_from_it(spark: Any, backend: WorldBackend, tmp_path: Path) -> None:  # noqa: F811
+    texts = spark.createDataFrame([("ab" * place, place % 3) for place in range(8)], ["text", "label"])
+    made = TextEstimator(
+        model=Counting(),
+        backend=backend,
+        store=Store.create(str(tmp_path)),
+        feature_cols=["text"],
+        label_cols=["label"],
+        transformation_fn=lambda row: {**row, "counts": counts(row["text"]), "kind": row["label"]},
+        transformation_edit_fields=[("counts", np.float32, None, True), ("kind", int, None, False)],
+        transformation_removed_fields=["text", "label"],
+        verbose=0,
+    )
+    fitted = made._set(text_col="text").fit(texts)
+    assert isinstance(fitted, TextModel)
+    for row in fitted.transform(texts).collect():
+        expected = fitted.getModel()(torch.from_numpy(counts(row.text))).tolist()
+        assert row.output.toArray() == pytest.approx(expected, rel=1e-5)
+        assert row.prediction == np.argmax(expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pyspark.ml.linalg import DenseVector, Vectors
 from pyspark.sql.types import DoubleType, FloatType
 
 from horovod.spark.common import util
-from horovod.spark.common.backend import SparkBackend
+from horovod.spark.common.backend import LocalBackend
 from horovod.spark.common.store import Store
 from horovod.spark.torch import TorchEstimator, TorchModel
 
@@ -126,6 +127,8 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     assert resumed.getHistory() == undisturbed.getHistory()
     for name, value in undisturbed.getModel().state_dict().items():
         assert torch.equal(resumed.getModel().state_dict()[name], value)
+    with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS, ROWS, 100)):  # though these data are there
+        estimator(backend=LocalBackend(100)).fit(df)
     with pytest.warns(UserWarning, match="nothing is trained"):
         assert estimator(run_id="first", epochs=3).fit(df).getHistory() == resumed.getHistory()
 
@@ -142,6 +145,7 @@ def test_pipeline_is_saved_and_loaded(df: Any, estimator: Callable[..., TorchEst
     assert unfit.getStore() is None
     assert unfit.getBackend() is None
     assert (unfit.getBatchSize(), unfit.getFeatureCols()) == (4, ["assembled"])
+    assert unfit.getOptimizer().param_groups[0]["params"][0] is unfit.getModel().weight
 
     fitted = pipeline.fit(columns)
     fitted.write().overwrite().save(str(tmp_path / "fitted"))
@@ -232,47 +236,11 @@ def test_fits_on_parquet_and_only_on_what_fits(
         made.setInputShapes(None).fit(df.limit(1))
     with pytest.raises(ValueError, match=ends_with(DataCode.MISSING_COLUMN, "absent")):
         made.fit(df, {made.feature_cols: ["absent"]})
-    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "validation")):
-        made.fit(df, {made.validation: 1.5})
-    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "num_proc")):
-        made.fit(df, {made.num_proc: 2})
-
-
-class RowModel(TorchModel):
-    """As libraries derive their own: asked row by row."""
-
-    def get_prediction_fn(self) -> Any:
-        return lambda model, row: model(torch.tensor(row.features.toArray()).float()[None]) + row.number
-
-
-class RowEstimator(TorchEstimator):
-    def get_model_class(self) -> type:
-        return RowModel
-
-    def _get_or_create_backend(self) -> Any:
-        return self.getBackend()
-
-
-def test_runs_in_spark_and_lets_libraries_derive_from_it(df: Any, tmp_path: Path) -> None:
-    cloudpickle.register_pickle_by_value(__import__(__name__))
-    model = linear()
-    made = RowEstimator(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        loss=F.mse_loss,
-        backend=SparkBackend(2, verbose=0),
-        store=Store.create(str(tmp_path)),
-        feature_cols=["features"],
-        label_cols=["label"],
-        validation=0.3,
-        random_seed=3,
-        verbose=0,
-    )
-    fitted = made.fit(df)
-    assert isinstance(fitted, RowModel)
-    row = fitted.transform(df).first()
-    expected = fitted.getModel()(torch.tensor(row.features.toArray()).float()).item() + row.number
-    assert row.label__output == pytest.approx(expected)
+    for validation in (1.5, True, "absent"):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "validation")):
+            made.fit(df, {made.validation: validation})
+    with pytest.raises(ValueError, match=ends_with(DataCode.UNSUPPORTED_COLUMN, "text")):
+        made.fit(df.selectExpr("'a' AS text", "pair", "label"), {made.feature_cols: ["text"]})
 
 
 def test_data_are_split_and_stored_exactly(spark: Any, df: Any, tmp_path: Path) -> None:  # noqa: F811
@@ -305,9 +273,51 @@ def test_data_are_split_and_stored_exactly(spark: Any, df: Any, tmp_path: Path) 
             assert same == first == 0
         with util.prepare_data(**{**arguments, "df": frame.select("*")}) as beside:
             assert beside == 1
-            assert util.get_dataset_properties(beside)[2]["vector"]["intermediate_format"] == "nochange"
+            described = util.get_dataset_properties(beside)[2]
+            assert described["vector"]["intermediate_format"] == "nochange"
+            assert described["x"]["spark_data_type"] is DoubleType  # as it is stored beside a vector
     with util.prepare_data(**{**arguments, "df": df, "label_columns": ["label"], "feature_columns": ["pair"]}) as given:
         assert given == 0
-    types, shapes, sizes = util._get_col_info(frame)
-    assert (shapes["vector"], sizes["vector"], types["x"]) == (5, 2, {float})
+    frame = frame.selectExpr("*", "array(array(x, x, x), array(x, x, x)) AS lists", "array('a') AS words")
+    types, shapes, sizes = util._get_col_info(frame.drop("words"))
+    assert (shapes["vector"], sizes["vector"], types["x"], shapes["lists"]) == (5, 2, {float}, 6)
+    with pytest.raises(ValueError, match=ends_with(DataCode.UNSUPPORTED_COLUMN, "words")):
+        util._get_col_info(frame)
     assert frame.schema["x"].dataType == FloatType()
+
+
+class Sums(torch.nn.Module):
+    def forward(self, lists: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        assert lists.ndim == 3
+        return lists.sum((1, 2)).to(number.dtype) + number
+
+
+def test_predictions_have_the_types_of_labels_and_no_rows_without_values(spark: Any) -> None:  # noqa: F811
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    rows = spark.range(0, 6, 1, 4).filter("id < 2")  # some partitions are empty
+    labels = {"integer": "1", "single": "1f", "decimal": "1.5BD", "text": "'a'", "list": "array(1f)"}
+    columns = {"lists": "array(array(1f, 2f), array(3f, 4f))", "number": "id", **labels}
+
+    def select(**changed: str) -> Any:
+        return rows.selectExpr(*(f"{value} AS {name}" for name, value in {**columns, **changed}.items()))
+
+    def model(label: str) -> TorchModel:
+        known = {label: {"prediction": (1, False)}}  # one whole number, as training has seen
+        return TorchModel(model=Sums(), feature_columns=["lists", "number"], label_columns=[label], _metadata=known)
+
+    frame = select()
+    for label in labels:
+        frame = model(label).transform(frame)
+    found = {name: frame.schema[f"{name}__output"].dataType.simpleString() for name in labels}
+    assert found == {"integer": "int", "single": "float", "decimal": "double", "text": "double", "list": "double"}
+    assert sorted(row.integer__output for row in frame.collect()) == [10, 11]
+
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "number")):
+        model("text").setOutputCols(["number"]).transform(select())
+    without, unlike = "IF(id = 1, NULL, id)", "IF(id = 1, array(array(1f)), array(array(1f), array(2f)))"
+    for frame, code in (
+        (select(number=without), DataCode.NULL_VALUE),
+        (select(lists=unlike), DataCode.DIFFERENT_SHAPES),
+    ):
+        with pytest.raises(Exception, match=re.escape(f"[{code}]")):
+            model("text").transform(frame.coalesce(1)).collect()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ import numpy as np
 from horovod.base.errors import DataCode, coded
 from horovod.data.parquet.reader import ParquetReader
 from horovod.spark.common import constants
+from horovod.spark.common.params import refused
 from horovod.spark.common.steps import Epoch
-
-Batch = dict[str, np.ndarray]
+from horovod.spark.common.transformation import Batch, Transformation
 
 
 @dataclass(frozen=True)
@@ -39,40 +39,6 @@ class Source:
 
     def steps_in_epoch(self, size: int) -> int:
         return self.steps or Epoch(self.total, size, self.batch_size).steps
-
-
-@dataclass(frozen=True)
-class Transformation:
-    """transformation_fn: from a pandas DataFrame to one, with what it says of the columns that come out."""
-
-    function: Callable[[Any], Any] | None
-    edited: Sequence[tuple[Any, ...]] | None
-    removed: Sequence[str] | None
-
-    def __call__(self, batch: Batch) -> Batch:
-        import pandas as pd
-
-        columns = {name: array if array.ndim == 1 else list(array) for name, array in batch.items()}
-        frame = pd.DataFrame(columns)
-        if self.function is not None:
-            frame = self.function(frame)
-        shapes = {field[0]: (field[1], field[2]) for field in self.edited or ()}
-        changed = {}
-        for name in frame.columns:
-            if name not in (self.removed or ()):
-                changed[str(name)] = _array(frame[name], *shapes.get(name, (None, None)))
-        return changed
-
-
-def _array(series: Any, dtype: Any, shape: Sequence[int | None] | None) -> np.ndarray:
-    values = series.to_numpy()
-    if values.dtype == object and len(values) and not isinstance(values[0], (str, bytes)):
-        values = np.stack([np.asarray(value) for value in values])
-    if dtype is not None:
-        values = values.astype(dtype)
-    if shape:
-        values = values.reshape(len(values), *(-1 if dimension is None else dimension for dimension in shape))
-    return values
 
 
 class Batches:
@@ -143,6 +109,25 @@ class Batches:
             return rest[1]
         self._reader.set_epoch(0, batches=first)
         return iter(self._reader)
+
+
+def columns_of(batch: Batch, names: Sequence[str]) -> list[np.ndarray]:
+    """These columns of a batch. ValueError if a transformation_fn has not left one of them."""
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise refused(
+            f"transformation_fn has left no column {', '.join(map(repr, missing))} in a batch, but {list(batch)}.",
+            DataCode.MISSING_COLUMN,
+        )
+    return [batch[name] for name in names]
+
+
+def share_of_validation(source: Source, rank: int, size: int) -> tuple[int, int]:
+    """The rank and size whose rows of `source` a rank validates with.
+
+    Of fewer rows than ranks each takes all: no framework validates with none, and the averages are the same.
+    """
+    return (rank, size) if source.total >= size else (0, 1)
 
 
 def sparse_sizes(metadata: dict[str, dict[str, Any]], columns: Sequence[str]) -> dict[str, int]:

@@ -25,6 +25,7 @@ from pyspark.sql.types import (
     FloatType,
     FractionalType,
     IntegralType,
+    NumericType,
     StringType,
     TimestampType,
 )
@@ -51,8 +52,9 @@ _SPARSE, _DENSE = 0, 1  # the first field of a VectorUDT
 def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[str, int]]:
     """For each column: the Python types of its values, how many numbers a value has, and how many must be stored.
 
-    Numbers have one. A list or a dense vector has as many as it is long, all of which are stored; of sparse vectors as
-    many as the fullest one has entries that are not zero. type(None) is among the types where a value is missing.
+    Numbers have one. A list or a dense vector has as many as it is long (a list of lists, as all of them are together),
+    all of which are stored; of sparse vectors as many as the fullest one has entries that are not zero. type(None) is
+    among the types where a value is missing.
 
     Raises:
         ValueError: lists or vectors of one column have different lengths, or a type is none that can be trained on.
@@ -72,11 +74,7 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
         answers = {what: row[f"{place}_{what}"] or 0 for what in _questions(name, kind)}
         types[name] = {type(None)} if answers["missing"] else set()
         if answers.get("least", 0) != answers.get("most", 0):
-            raise refused(
-                f"column {name!r} has values of different lengths, from {answers['least']} to {answers['most']}: "
-                "rows of a batch must have one shape. Pad or cut them.",
-                DataCode.DIFFERENT_SHAPES,
-            )
+            raise different_lengths(name, answers["least"], answers["most"])
         shapes[name] = max_sizes[name] = answers.get("most", 1)
         if not isinstance(kind, VectorUDT):
             types[name] |= {_python_type(name, kind)} if answers["present"] else set()
@@ -100,17 +98,33 @@ def _questions(name: str, kind: DataType) -> dict[str, Column]:
             "entries": F.max(F.size(vector["indices"])),
         }
     elif isinstance(kind, ArrayType):
-        length = F.size(column)
+        flat = column
+        while isinstance(kind.elementType, ArrayType):
+            flat, kind = F.flatten(flat), kind.elementType
+        length = F.size(flat)
     else:
         return found
     length = F.when(column.isNotNull(), length)  # the size of NULL is -1 where Spark is told so
     return found | {"least": F.min(length), "most": F.max(length)}
 
 
+def different_lengths(name: str, least: int, most: int) -> ValueError:
+    """For a column of lists or vectors that are not all of one length."""
+    return refused(
+        f"column {name!r} has values of different lengths, from {least} to {most}: "
+        "rows of a batch must have one shape. Pad or cut them.",
+        DataCode.DIFFERENT_SHAPES,
+    )
+
+
 def _python_type(name: str, kind: DataType) -> type:
-    for known, python_type in _PYTHON_TYPES:
-        if isinstance(kind, known):
-            return python_type
+    element = kind
+    while isinstance(element, ArrayType):
+        element = element.elementType
+    if element is kind or isinstance(element, (NumericType, BooleanType)):
+        for known, python_type in _PYTHON_TYPES:
+            if isinstance(kind, known):
+                return python_type
     raise refused(
         f"column {name!r} is of type {kind.simpleString()}: numbers, lists of numbers and vectors can be trained on.",
         DataCode.UNSUPPORTED_COLUMN,
@@ -137,6 +151,18 @@ def metadata_of(df: DataFrame) -> Metadata:
             "max_size": max_sizes[field.name],
         }
     return metadata
+
+
+def without_text(metadata: Metadata, columns: Iterable[str]) -> None:
+    """ValueError if one of these columns has text or dates, of which a model can't take a batch as it is."""
+    texts = {StringType: "text", BinaryType: "bytes", DateType: "dates", TimestampType: "times"}
+    for name in columns:
+        if (kind := texts.get(metadata[name]["spark_data_type"])) is not None:
+            raise refused(
+                f"column {name!r} has {kind}, and the model takes numbers: let transformation_fn make some of them, or "
+                "a stage of a Pipeline before the estimator.",
+                DataCode.UNSUPPORTED_COLUMN,
+            )
 
 
 def without_missing(df: DataFrame, types: dict[str, set[type]], columns: Iterable[str]) -> None:

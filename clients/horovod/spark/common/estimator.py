@@ -13,7 +13,8 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
@@ -21,11 +22,27 @@ from pyspark.sql import DataFrame
 from horovod.base.errors import TrainingCode
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend, SparkBackend
-from horovod.spark.common.batches import Source, Transformation, sparse_sizes
-from horovod.spark.common.columns import Metadata
-from horovod.spark.common.params import EstimatorParams, ModelParams, refused
+from horovod.spark.common.batches import Source, sparse_sizes
+from horovod.spark.common.columns import Metadata, without_text
+from horovod.spark.common.datamodule import NVTabularDataModule, PetastormDataModule
+from horovod.spark.common.params import EstimatorParams, ModelParams, check_validation, refused
+from horovod.spark.common.preparation import check_rows
 from horovod.spark.common.serialization import Saved
+from horovod.spark.common.training import Prediction
 from horovod.spark.common.transform import transformed
+from horovod.spark.common.transformation import Transformation
+
+# Parameters that ranks get as they are.
+_PASSED_ON: Final = (
+    "loss_weights",
+    "label_shapes",
+    "metrics",
+    "callbacks",
+    "epochs",
+    "gradient_compression",
+    "use_gpu",
+    "verbose",
+)
 
 
 class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
@@ -65,6 +82,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
 
     def _fit_on_parquet(self, dataset_idx: int | None) -> Any:
         self._check_params(None)
+        check_validation(self.getOrDefault("validation"))
         backend = self._get_or_create_backend()
         properties = util.get_simple_meta_from_parquet(
             self.getOrDefault("store"),
@@ -73,16 +91,14 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             sample_weight_col=self.getOrDefault("sample_weight_col"),
             dataset_idx=dataset_idx,
         )
-        if properties[0] < backend.num_processes():
-            raise refused(
-                f"there are {properties[0]} rows to train with, fewer than {backend.num_processes()} processes."
-            )
         return self._fit_on_prepared(backend, properties, dataset_idx)
 
     def _fit_on_prepared(
         self, backend: Backend, properties: tuple[int, int, Metadata, float], dataset_idx: int | None
     ) -> Any:
         train_rows, val_rows, metadata, avg_row_size = properties
+        # Data that an earlier fit has written may be too few for the processes of this one.
+        check_rows(train_rows, backend.num_processes())
         self._check_params(metadata)
         return self._fit_on_prepared_data(backend, train_rows, val_rows, metadata, avg_row_size, dataset_idx)
 
@@ -117,14 +133,45 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         store = self.getOrDefault("store")
         return bool(store.saving_runs() and store.exists(store.get_checkpoint_path(run_id)))
 
+    def _warn_if_done(self, run_id: str, epochs: int) -> None:
+        """A run that has done all its epochs is returned as it is, and its user is told."""
+        if epochs >= self.getOrDefault("epochs"):
+            warnings.warn(
+                f"the run {run_id!r} has done its {epochs} epochs already, so nothing is trained: ask for more epochs "
+                "to go on, or for another run_id to begin anew.",
+                stacklevel=2,
+            )
+
+    def _common(
+        self, run_id: str, seed: int, train_rows: int, val_rows: int, metadata: Metadata, dataset_idx: int | None
+    ) -> dict[str, Any]:
+        """The fields of CommonTraining."""
+        train, val = self._sources(train_rows, val_rows, metadata, seed, dataset_idx)
+        return {
+            "train": train,
+            "val": val,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "weight_column": self.getOrDefault("sample_weight_col"),
+            "data_module": self.getOrDefault("data_module") or PetastormDataModule,
+            "store": self.getOrDefault("store").to_remote(run_id, dataset_idx),
+            **{name: self.getOrDefault(name) for name in _PASSED_ON},
+        }
+
+    def _with_predictions(self, metadata: Metadata, predictions: Sequence[Prediction]) -> Metadata:
+        """The metadata for a model: with how its predictions of each label look, where the training has seen some."""
+        described = {name: dict(column) for name, column in metadata.items()}
+        for label, prediction in zip(self.getOrDefault("label_cols"), predictions, strict=False):
+            described[label]["prediction"] = tuple(prediction)
+        return described
+
     def _sources(
         self, train_rows: int, val_rows: int, metadata: Metadata, seed: int, dataset_idx: int | None
     ) -> tuple[Source, Source | None]:
         """What the ranks read."""
         get = self.getOrDefault
         store = get("store")
-        weight = [get("sample_weight_col")] if get("sample_weight_col") else []
-        columns = tuple(dict.fromkeys([*get("feature_cols"), *get("label_cols"), *weight]))
+        columns = tuple(dict.fromkeys([*get("feature_cols"), *self._columns_of_the_loss()]))
         changes = [get(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")]
         common: dict[str, Any] = {
             "columns": columns,
@@ -163,6 +210,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def _check_params(self, metadata: Metadata | None) -> None:
         """ValueError for parameters that make no sense; metadata is None before the data are prepared."""
         super()._check_params(metadata)
+        if self.getOrDefault("data_module") is NVTabularDataModule:
+            NVTabularDataModule()  # raises
         if self.getOrDefault("shuffle_buffer_size") is not None:
             warnings.warn(
                 "shuffle_buffer_size has no effect; shuffle=False keeps rows in order.",
@@ -172,7 +221,16 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         if metadata is not None and not any(
             self.getOrDefault(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")
         ):
+            without_text(metadata, self._columns_of_numbers())
             self._check_shapes(metadata)
+
+    def _columns_of_numbers(self) -> list[str]:
+        """The columns that must be numbers when they come to the model."""
+        return [*self.getOrDefault("feature_cols"), *self._columns_of_the_loss()]
+
+    def _columns_of_the_loss(self) -> list[str]:
+        weight = self.getOrDefault("sample_weight_col")
+        return [*self.getOrDefault("label_cols"), *([weight] if weight else [])]
 
     def _check_shapes(self, metadata: Metadata) -> None:
         """ValueError unless the columns fit the model, as far as its shapes are known."""

@@ -6,9 +6,11 @@ estimator is fitted, before anything is written or started.
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Final
 
 from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import HasOutputCols
 
 from horovod.base.errors import ErrorCode, TrainingCode, coded
 from horovod.spark.common.accessors import accessors
@@ -88,8 +90,8 @@ class EstimatorParams(OptionalParams):
     sample_weight_col = _param("sample_weight_col", "column with the weight of each row in the loss")
     feature_cols = _param("feature_cols", "columns that are the model's inputs, in order")
     label_cols = _param("label_cols", "columns that are the labels, in the order of the model's outputs")
-    continuous_cols = _param("continuous_cols", "those of the feature columns that are continuous")
-    categorical_cols = _param("categorical_cols", "those of the feature columns that are categorical")
+    continuous_cols = _param("continuous_cols", "kept for scripts that set it: columns are taken as they are")
+    categorical_cols = _param("categorical_cols", "kept for scripts that set it: columns are taken as they are")
     validation = _param("validation", "share of the rows, or the column that marks rows, for validation")
     callbacks = _param("callbacks", "callbacks of the training")
     batch_size = _param("batch_size", "rows in a batch of one process")
@@ -133,6 +135,9 @@ class EstimatorParams(OptionalParams):
             if self.getOrDefault(name) is None or self.getOrDefault(name) == []:
                 what = name.replace("_", " ").capitalize()
                 raise refused(f"{what} parameter is required: call set{_camel(name)}() or pass {name}=.")
+        for name in ("feature_cols", "label_cols"):
+            if isinstance(self.getOrDefault(name), str):
+                raise refused(f"{name} must be a list of columns, such as [{self.getOrDefault(name)!r}].")
         for name in ("batch_size", "epochs", "partitions_per_process", "backward_passes_per_step"):
             check_positive(name, self.getOrDefault(name))
         for name in ("val_batch_size", "train_steps_per_epoch", "validation_steps_per_epoch", "num_proc"):
@@ -167,7 +172,7 @@ def check_validation(validation: Any, columns: list[str] | None = None) -> None:
 
 def check_positive(name: str, value: Any) -> None:
     """ValueError unless `value` is an integer above 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value <= 0:
         raise refused(f"{name} must be an integer above 0, not {value!r}.")
 
 
@@ -180,8 +185,8 @@ def _camel(name: str) -> str:
 
 
 @accessors
-class ModelParams(OptionalParams):
-    """What every trained model knows."""
+class ModelParams(OptionalParams, HasOutputCols):
+    """What every trained model knows. outputCols: columns that transform() adds; default: <label>__output."""
 
     history = _param("history", "what was measured in each epoch")
     model = _param("model", "the trained model")
@@ -189,7 +194,6 @@ class ModelParams(OptionalParams):
     label_columns = _param("label_columns", "the labels that the model predicts, in the order of its outputs")
     run_id = _param("run_id", "name of the run that trained it")
     _metadata = _param("_metadata", "how the columns looked in the training data")
-    output_cols = _param("output_cols", "columns that transform() adds; default: <label>__output")
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +204,6 @@ class ModelParams(OptionalParams):
             label_columns=None,
             run_id=None,
             _metadata=None,
-            output_cols=None,
         )
 
     def setLabelColoumns(self, value: Any) -> Any:  # noqa: N802
@@ -209,12 +212,13 @@ class ModelParams(OptionalParams):
 
     def setOutputCols(self, value: list[str]) -> Any:  # noqa: N802
         """The columns that transform() adds, one for each label column."""
-        return self._set(output_cols=value)
+        return self._set(outputCols=value)
 
     def getOutputCols(self) -> list[str]:  # noqa: N802
         """The columns that transform() adds."""
-        given: list[str] | None = self.getOrDefault("output_cols")
-        return given or [f"{label}__output" for label in self.getOrDefault("label_columns")]
+        if self.isDefined("outputCols"):
+            return list(self.getOrDefault("outputCols"))
+        return [f"{label}__output" for label in self.getOrDefault("label_columns")]
 
     def _get_metadata(self) -> Any:
         return self.getOrDefault("_metadata")

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from horovod.base.errors import DataCode
 from horovod.spark.common import constants
-from horovod.spark.common.columns import Metadata
+from horovod.spark.common.columns import Metadata, different_lengths
 from horovod.spark.common.params import refused
 from horovod.spark.common.preparation import check_columns
 
@@ -34,11 +34,18 @@ def read_metadata(store: Any, path: str, columns: list[str]) -> Metadata:
         metadata[name] = {
             "spark_data_type": DenseVector if is_vector else _spark_type(kind),
             "is_sparse_vector_only": False,
-            "shape": _length(dataset, name) if _is_list(kind) else None if is_vector else 1,
+            "shape": _size(dataset, name, kind),
             "intermediate_format": constants.NOCHANGE,
             "max_size": None,
         }
     return metadata
+
+
+def _size(dataset: Any, name: str, kind: pa.DataType) -> int | None:
+    """How many numbers a value has; None for vectors and lists of lists, which only the reader opens."""
+    if _is_list(kind):
+        return None if _is_list(kind.value_type) else _length(dataset, name)
+    return None if pt.is_struct(kind) else 1
 
 
 def _length(dataset: Any, name: str) -> int:
@@ -48,11 +55,7 @@ def _length(dataset: Any, name: str) -> int:
             extremes = pc.min_max(pc.list_value_length(batch.column(name))).as_py()
             lengths |= {length for length in extremes.values() if length is not None}
     if len(lengths) > 1:
-        raise refused(
-            f"column {name!r} has values of different lengths, from {min(lengths)} to {max(lengths)}: "
-            "rows of a batch must have one shape. Pad or cut them.",
-            DataCode.DIFFERENT_SHAPES,
-        )
+        raise different_lengths(name, min(lengths), max(lengths))
     return lengths.pop() if lengths else 0
 
 
@@ -71,5 +74,7 @@ def _spark_type(kind: pa.DataType) -> type:
         (pt.is_floating, T.DoubleType),
         (pt.is_decimal, T.DecimalType),
         (pt.is_binary, T.BinaryType),
+        (pt.is_date, T.DateType),
+        (pt.is_timestamp, T.TimestampType),
     ]
     return next((spark_type for holds, spark_type in known if holds(kind)), T.StringType)

@@ -14,7 +14,7 @@ from typing import Any, Final
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import BooleanType, NumericType
+from pyspark.sql.types import BooleanType, DoubleType, FloatType, NumericType
 
 from horovod.base.errors import DataCode
 from horovod.spark.common import constants
@@ -82,7 +82,7 @@ def prepare(df: DataFrame, request: Request, train_path: str, val_path: str, sto
             written = count_rows(store, path)
             rows.append(written.rows)
             row_bytes = row_bytes or written.row_bytes
-            _check_rows(written.rows, purpose, request)
+            _check_part(written.rows, purpose, request)
         if verbose:
             print(f"horovod.spark: {' + '.join(map(str, rows))} rows", flush=True)
     finally:
@@ -112,8 +112,11 @@ def _metadata(df: DataFrame, compress_sparse: bool) -> Metadata:
 
 
 def uncompressed(metadata: Metadata) -> None:
-    """Vectors as they are described where all are stored with all their values."""
+    """Vectors as they are described where all are stored with all their values, and what is stored beside them."""
+    has_vectors = any(column["intermediate_format"] != constants.NOCHANGE for column in metadata.values())
     for column in metadata.values():
+        if has_vectors and column["spark_data_type"] is FloatType:
+            column["spark_data_type"] = DoubleType
         if column["intermediate_format"] != constants.NOCHANGE:
             column.update(
                 spark_data_type=_dense(),
@@ -136,14 +139,19 @@ def _write(df: DataFrame, path: str, request: Request) -> None:
     df.write.mode("overwrite").parquet(path)
 
 
-def _check_rows(rows: int, purpose: str, request: Request) -> None:
+def _check_part(rows: int, purpose: str, request: Request) -> None:
     if not rows:
         said = f" (validation={request.validation!r})" if request.validation else ""
         raise refused(f"there are no rows for {purpose}{said}.", DataCode.TOO_FEW_ROWS)
-    if purpose == "training" and rows < request.num_processes:
+    if purpose == "training":
+        check_rows(rows, request.num_processes)
+
+
+def check_rows(rows: int, processes: int) -> None:
+    """ValueError if some process would have no row to train with: the others would wait for its gradients."""
+    if rows < processes:
         raise refused(
-            f"there are {rows} rows to train with, fewer than the {request.num_processes} processes. Ask for fewer: "
-            "num_proc.",
+            f"there are {rows} rows to train with, fewer than the {processes} processes. Ask for fewer: num_proc.",
             DataCode.TOO_FEW_ROWS,
         )
 

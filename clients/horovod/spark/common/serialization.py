@@ -29,7 +29,8 @@ class ParamsWriter(DefaultParamsWriter):
         copy = instance.copy()
         # What saveMetadata writes of the defaults must be JSON too; none of ours needs to be kept.
         copy._defaultParamMap = {}
-        encoded = {name: instance._encoded(name, value) for name, value in given.items() if name not in _NOT_SAVED}
+        saved = instance._to_save({name: value for name, value in given.items() if name not in _NOT_SAVED})
+        encoded = {name: instance._encoded(name, value) for name, value in saved.items()}
         DefaultParamsWriter.saveMetadata(copy, path, self.sparkSession, paramMap=encoded)
 
 
@@ -45,9 +46,8 @@ class ParamsReader(MLReader[Any]):
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         instance = self._cls()
         instance._resetUid(metadata["uid"])
-        for name, value in metadata["paramMap"].items():
-            instance._set(**{name: instance._decoded(name, value)})
-        return instance
+        saved = {name: instance._decoded(name, value) for name, value in metadata["paramMap"].items()}
+        return instance._set(**instance._from_saved(saved))
 
 
 class Saved(Params, MLReadable[Any], MLWritable):
@@ -61,6 +61,14 @@ class Saved(Params, MLReadable[Any], MLWritable):
     def read(cls) -> MLReader[Any]:
         """A reader: `.load(path)`."""
         return ParamsReader(cls)
+
+    def _to_save(self, values: dict[str, Any]) -> dict[str, Any]:
+        """What is saved in place of these parameters; subclasses bring together what must not be taken apart."""
+        return values
+
+    def _from_saved(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The reverse of _to_save."""
+        return values
 
     def _encoded(self, name: str, value: Any) -> Any:
         """A value as JSON; subclasses write models in the format of their framework."""

@@ -1,7 +1,7 @@
 """Predictions as columns of a DataFrame, made in the executors, batch by batch, by way of Arrow.
 
 A prediction of one number becomes a column of the label's type, if that has a fraction or the prediction has none, else
-double; one of several numbers becomes a vector.
+double; one of several numbers becomes a vector. A row without a value in a feature column is an error, as in training.
 """
 
 from __future__ import annotations
@@ -12,12 +12,21 @@ from typing import Any, Final
 import numpy as np
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import DenseVector, SparseVector, Vectors, VectorUDT
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, DoubleType, FractionalType, NumericType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    StructField,
+    StructType,
+)
 
-from horovod.base.errors import TrainingCode
-from horovod.spark.common.columns import as_arrays
+from horovod.base.errors import DataCode, TrainingCode, coded
+from horovod.spark.common.columns import as_arrays, different_lengths, quoted
 from horovod.spark.common.params import refused
 from horovod.spark.common.preparation import check_columns
 
@@ -31,7 +40,7 @@ def transformed(df: DataFrame, model: Any) -> DataFrame:
     labels: list[str] = model.getOrDefault("label_columns")
     features: list[str] = model.getOrDefault("feature_columns")
     if len(outputs) != len(labels):
-        raise refused(f"output_cols are {outputs}, for the labels {labels}: give one for each.")
+        raise refused(f"outputCols are {outputs}, for the labels {labels}: give one for each.")
     if taken := [name for name in outputs if name in df.columns]:
         raise refused(
             f"the DataFrame has a column {', '.join(map(repr, taken))} already: drop it, or call setOutputCols().",
@@ -46,22 +55,22 @@ def transformed(df: DataFrame, model: Any) -> DataFrame:
         StructField(f"_{place}", ArrayType(DoubleType()) if isinstance(kind, VectorUDT) else kind)
         for place, kind in enumerate(kinds)
     ]
-    predictions = F.pandas_udf(_in_batches(predict, len(outputs)), StructType(fields))
-    result = df.withColumn(_STRUCT, predictions(*as_arrays(df, features)))
+    predictions = F.pandas_udf(_in_batches(predict, features, len(outputs)), StructType(fields))
+    result = df.withColumn(_STRUCT, predictions(*_with_values(df, features)))
     for place, (name, kind) in enumerate(zip(outputs, kinds, strict=True)):
         value = F.col(f"{_STRUCT}._{place}")
         result = result.withColumn(name, array_to_vector(value) if isinstance(kind, VectorUDT) else value)
     return result.drop(_STRUCT)
 
 
-def _in_batches(predict: Callable[[list[np.ndarray]], list[np.ndarray]], count: int) -> Any:
+def _in_batches(predict: Callable[[list[np.ndarray]], list[np.ndarray]], features: Sequence[str], count: int) -> Any:
     import pandas as pd
 
     def udf(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)  # one column comes without a tuple
             rows = len(columns[0])
-            arrays = [_stacked(column) for column in columns]
+            arrays = [_stacked(name, column.to_numpy()) for name, column in zip(features, columns, strict=True)]
             parts: list[list[np.ndarray]] = [[] for _ in range(count)]
             for start in range(0, rows, _BATCH_ROWS):
                 found = predict([array[start : start + _BATCH_ROWS] for array in arrays])
@@ -78,9 +87,24 @@ def _in_batches(predict: Callable[[list[np.ndarray]], list[np.ndarray]], count: 
     return udf
 
 
-def _stacked(column: Any) -> np.ndarray:
-    values = column.to_numpy()
-    return np.stack(values) if len(values) and isinstance(values[0], (np.ndarray, list)) else np.asarray(values)
+def _stacked(name: str, values: np.ndarray) -> np.ndarray:
+    if not len(values) or not isinstance(values[0], (np.ndarray, list)):
+        return np.asarray(values)
+    if len(lengths := {len(value) for value in values}) > 1:
+        raise different_lengths(name, min(lengths), max(lengths))
+    if np.asarray(values[0]).dtype == object:  # lists of lists
+        return np.stack([_stacked(name, np.asarray(value)) for value in values])
+    return np.stack(list(values))
+
+
+def _with_values(df: DataFrame, columns: Sequence[str]) -> list[Column]:
+    """These columns as a UDF takes them. A row without a value is an error: pandas would make NaN of it."""
+    found = []
+    for name, column in zip(columns, as_arrays(df, columns), strict=True):
+        sentence = f"A row has no value in {name!r}, so nothing can be predicted. Drop or fill such rows: df.dropna()."
+        missing = F.raise_error(F.lit(coded(DataCode.NULL_VALUE, sentence)))
+        found.append(F.when(F.col(quoted(name)).isNull(), missing).otherwise(column))
+    return found
 
 
 def _kinds(
@@ -92,7 +116,7 @@ def _kinds(
     if all(name in metadata and "prediction" in metadata[name] for name in labels):
         found = [metadata[name]["prediction"] for name in labels]
     else:  # trained by something else
-        row = df.select(*as_arrays(df, features)).first()
+        row = df.select(*_with_values(df, features)).first()
         empty = [(1, True)] * len(labels)
         found = empty if row is None else [kind_of(values) for values in predict([np.asarray([one]) for one in row])]
     return [_kind(df, metadata, name, *one) for name, one in zip(labels, found, strict=True)]
@@ -111,7 +135,9 @@ def _kind(df: DataFrame, metadata: dict[str, Any], label: str, size: int, is_ine
         known = known if isinstance(known, DataType) else _made(known)
     if size != 1 or isinstance(known, VectorUDT):
         return VectorUDT()
-    fits = isinstance(known, FractionalType) or (isinstance(known, NumericType) and not is_inexact)
+    if isinstance(known, DecimalType):  # a network's numbers are no decimals
+        return DoubleType()
+    fits = isinstance(known, FractionalType) or (isinstance(known, IntegralType) and not is_inexact)
     return known if fits else DoubleType()
 
 

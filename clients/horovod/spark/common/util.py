@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame
 
 from horovod.spark.common.cache import Properties, TrainingCache
 from horovod.spark.common.columns import Metadata, col_info, metadata_of
+from horovod.spark.common.params import refused
 from horovod.spark.common.parquet_metadata import read_metadata
 from horovod.spark.common.preparation import Request, count_rows, prepare
 from horovod.spark.common.shapes import check_shape_compatibility as check_shape_compatibility
@@ -84,7 +85,7 @@ def clear_training_cache() -> None:
 
 
 def to_list(value: Any, length: int) -> list[Any] | None:
-    """One value for each of `length`, where only one is given; None stays None.
+    """A loss for each of `length` labels, where only one is given; None stays None.
 
     Raises:
         ValueError: a list of another length.
@@ -96,4 +97,4 @@ def to_list(value: Any, length: int) -> list[Any] | None:
         return values
     if len(values) == 1:
         return values * length
-    raise ValueError(f"{len(values)} values for {length}: give one, or one for each.")
+    raise refused(f"there are {len(values)} losses for {length} label columns: give one, or one for each.")

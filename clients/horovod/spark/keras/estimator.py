@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from pyspark import keyword_only
@@ -25,13 +24,30 @@ from horovod.spark.keras.files import (
 )
 from horovod.spark.keras.prediction import KerasPredictor, predict_row
 from horovod.spark.keras.remote import Training, train
+from horovod.spark.keras.tensors import type_of
 
 # Hadoop's library makes a Java machine in each process that reads from HDFS.
 _BACKEND_ENV = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
 
 
+class _Saved(Params):
+    """Models and optimizers are saved in Keras's own formats."""
+
+    def _encoded(self, name: str, value: Any) -> Any:
+        custom_objects = self.getOrDefault("custom_objects")
+        if name == "model":
+            return encode(SavedModel.of(value, custom_objects))
+        if name == "optimizer" and not isinstance(value, str):
+            return encode(SavedOptimizer.of(keras_of(self.getOrDefault("model")), value, custom_objects))
+        return encode(value)
+
+    def _decoded(self, name: str, value: Any) -> Any:
+        decoded = decode(value)
+        return decoded.load() if isinstance(decoded, (SavedModel, SavedOptimizer)) else decoded
+
+
 @accessors
-class KerasEstimator(HorovodEstimator):
+class KerasEstimator(_Saved, HorovodEstimator):
     """Trains a model of Keras 3 or tf_keras.
 
     The model needs no compile(): optimizer, loss, loss_weights and metrics are parameters here, and mean what they mean
@@ -133,6 +149,13 @@ class KerasEstimator(HorovodEstimator):
         if not self.getOrDefault("optimizer"):
             raise refused("Optimizer parameter is required: pass optimizer=, as for compile().")
 
+    def _columns_of_numbers(self) -> list[str]:
+        features = self.getOrDefault("feature_cols")
+        inputs = getattr(self.getOrDefault("model"), "inputs", None) or ()
+        if len(inputs) == len(features):  # a model that begins with TextVectorization takes text
+            features = [name for name, one in zip(features, inputs, strict=True) if type_of(one) != "string"]
+        return [*features, *self._columns_of_the_loss()]
+
     def _check_shapes(self, metadata: Metadata) -> None:
         features, labels, label_shapes = (
             self.getOrDefault(name) for name in ("feature_cols", "label_cols", "label_shapes")
@@ -168,13 +191,7 @@ class KerasEstimator(HorovodEstimator):
         if resumed:
             model = self._load_model_from_checkpoint(run_id)
             run |= run_of(self._read_checkpoint(run_id))
-        if run["epochs"] >= get("epochs"):
-            warnings.warn(
-                f"the run {run_id!r} has done its {run['epochs']} epochs already, so nothing is trained: ask for more"
-                " epochs to go on, or for another run_id to begin anew.",
-                stacklevel=2,
-            )
-        train_source, val_source = self._sources(train_rows, val_rows, metadata, run["seed"], dataset_idx)
+        self._warn_if_done(run_id, run["epochs"])
         keras = import_keras(package)
         training = Training(
             package=package,
@@ -183,25 +200,11 @@ class KerasEstimator(HorovodEstimator):
             resumed=resumed,
             optimizer=SavedOptimizer.of(package, get("optimizer"), custom_objects),
             loss=get("loss"),
-            loss_weights=get("loss_weights"),
-            metrics=get("metrics"),
-            callbacks=get("callbacks"),
             checkpoint_callback=get("checkpoint_callback"),
-            train=train_source,
-            val=val_source,
-            feature_columns=get("feature_cols"),
-            label_columns=get("label_cols"),
-            weight_column=get("sample_weight_col"),
-            label_shapes=get("label_shapes"),
-            epochs=get("epochs"),
             run=run,
             backward_passes_per_step=get("backward_passes_per_step"),
-            gradient_compression=get("gradient_compression"),
-            data_module=get("data_module"),
             prefetched=get("tensorflow_dataset_prefetch_buffer_size"),
-            use_gpu=get("use_gpu"),
-            verbose=get("verbose"),
-            store=get("store").to_remote(run_id, dataset_idx),
+            **self._common(run_id, run["seed"], train_rows, val_rows, metadata, dataset_idx),
         )
         result = backend.run(train, args=(training,), env=get("backend_env"))[0]
         return self._create_model(result, run_id, metadata)
@@ -210,27 +213,14 @@ class KerasEstimator(HorovodEstimator):
         keras = import_keras(keras_of(self.getOrDefault("model")))
         content = run_results["model"]
         model = from_bytes(keras, content, self.getOrDefault("custom_objects"), compiled=True)
-        metadata = {name: dict(column) for name, column in metadata.items()}
-        for label, kind in zip(self.getOrDefault("label_cols"), run_results["predictions"], strict=False):
-            metadata[label]["prediction"] = tuple(kind)
+        metadata = self._with_predictions(metadata, run_results["predictions"])
         history = run_of(content)["history"]
         arguments = self._get_model_kwargs(model, history, model.optimizer, run_id, metadata)
         return self.get_model_class()(**arguments)
 
-    def _encoded(self, name: str, value: Any) -> Any:
-        custom_objects = self.getOrDefault("custom_objects")
-        if name == "model":
-            return encode(SavedModel.of(value, custom_objects))
-        if name == "optimizer" and not isinstance(value, str):
-            return encode(SavedOptimizer.of(keras_of(self.getOrDefault("model")), value, custom_objects))
-        return encode(value)
-
-    def _decoded(self, name: str, value: Any) -> Any:
-        return _loaded(decode(value))
-
 
 @accessors
-class KerasModel(HorovodModel):
+class KerasModel(_Saved, HorovodModel):
     """A trained model of Keras."""
 
     optimizer: Any = Param(Params._dummy(), "optimizer", "the optimizer, its state that of the end of the training")
@@ -260,21 +250,6 @@ class KerasModel(HorovodModel):
     def _predictor(self) -> KerasPredictor:
         model = self.getOrDefault("model")
         return KerasPredictor(SavedModel.of(model, self.getOrDefault("custom_objects")))
-
-    def _encoded(self, name: str, value: Any) -> Any:
-        custom_objects = self.getOrDefault("custom_objects")
-        if name == "model":
-            return encode(SavedModel.of(value, custom_objects))
-        if name == "optimizer":
-            return encode(SavedOptimizer.of(keras_of(self.getOrDefault("model")), value, custom_objects))
-        return encode(value)
-
-    def _decoded(self, name: str, value: Any) -> Any:
-        return _loaded(decode(value))
-
-
-def _loaded(value: Any) -> Any:
-    return value.load() if isinstance(value, (SavedModel, SavedOptimizer)) else value
 
 
 def _shapes(tensors: Any) -> list[tuple[int | None, ...]] | None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from horovod.data.prefetch import Prefetch
-from horovod.spark.common.batches import Batches, Source
+from horovod.spark.common.batches import Batches, columns_of, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
-from horovod.spark.common.shapes import Shape
+from horovod.spark.common.training import CommonTraining
 from horovod.spark.common.transform import kind_of
 from horovod.spark.keras.checkpoints import Keeper, Rates
 from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras
 from horovod.spark.keras.tensors import as_list, inputs_for, labels_for
 
 
-@dataclass
-class Training:
+@dataclass(kw_only=True)
+class Training(CommonTraining):
     """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters.
 
     run: how many epochs are done, the history so far, and the seed.
@@ -33,25 +33,10 @@ class Training:
     resumed: bool
     optimizer: SavedOptimizer
     loss: Any
-    loss_weights: Any
-    metrics: Any
-    callbacks: Sequence[Any]
     checkpoint_callback: Any
-    train: Source
-    val: Source | None
-    feature_columns: Sequence[str]
-    label_columns: Sequence[str]
-    weight_column: str | None
-    label_shapes: Sequence[Shape] | None
-    epochs: int
     run: dict[str, Any]
     backward_passes_per_step: int
-    gradient_compression: Any
-    data_module: type
     prefetched: int
-    use_gpu: bool
-    verbose: int
-    store: Any
 
 
 def train(training: Training) -> dict[str, Any]:
@@ -86,9 +71,7 @@ def train(training: Training) -> dict[str, Any]:
     callbacks += keeper.callbacks(hvd.rank())
     options: dict[str, Any] = {}
     if training.val is not None:
-        # Of fewer rows than ranks each rank takes all: Keras can't validate with none.
-        share = (hvd.rank(), hvd.size()) if training.val.total >= hvd.size() else (0, 1)
-        val_batches = module.batches(training.val, *share)
+        val_batches = module.batches(training.val, *share_of_validation(training.val, hvd.rank(), hvd.size()))
         options = {"validation_data": _endless(training, model, val_batches, 0), "validation_steps": val_batches.steps}
     done = training.run["epochs"]
     if done < training.epochs:
@@ -120,13 +103,15 @@ def _all_epochs(training: Training, model: Any, batches: Batches, epoch: int) ->
     weighted = training.weight_column is not None or batches.weighted
     while True:
         for batch, _, scale in batches.of_epoch(epoch):
-            inputs = inputs_for(model, [batch[name] for name in training.feature_columns])
-            labels = labels_for(model, [batch[name] for name in training.label_columns], training.label_shapes)
+            inputs = inputs_for(model, columns_of(batch, training.feature_columns))
+            labels = labels_for(model, columns_of(batch, training.label_columns), training.label_shapes)
             if not weighted:
                 yield inputs, labels
                 continue
             rows = len(batch[training.label_columns[0]])
-            weights = batch[training.weight_column] if training.weight_column is not None else np.ones(rows)
+            weights = np.ones(rows)
+            if training.weight_column is not None:
+                (weights,) = columns_of(batch, [training.weight_column])
             weights = (weights * scale).astype(np.float32)
             yield inputs, labels, (weights,) * len(labels) if isinstance(labels, tuple) else weights
         epoch += 1
@@ -134,8 +119,7 @@ def _all_epochs(training: Training, model: Any, batches: Batches, epoch: int) ->
 
 def _predicted(training: Training, model: Any, batches: Batches) -> list[Any]:
     for batch, _, _ in batches.of_epoch(0):
-        arrays = [batch[name] for name in training.feature_columns]
-        return as_list(model.predict_on_batch(inputs_for(model, arrays)))
+        return as_list(model.predict_on_batch(inputs_for(model, columns_of(batch, training.feature_columns))))
     return []
 
 

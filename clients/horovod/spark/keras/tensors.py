@@ -14,7 +14,7 @@ def inputs_for(model: Any, arrays: Sequence[np.ndarray]) -> Any:
     """The inputs, with the shapes and types that the model asks for; one input without a list."""
     wanted = getattr(model, "inputs", None)
     if wanted and len(wanted) == len(arrays):
-        arrays = [_shaped(array, tuple(one.shape), _type_of(one)) for array, one in zip(arrays, wanted, strict=True)]
+        arrays = [_shaped(array, tuple(one.shape), type_of(one)) for array, one in zip(arrays, wanted, strict=True)]
     else:
         arrays = [_shaped(array, None, "float32") for array in arrays]
     return arrays[0] if len(arrays) == 1 else tuple(arrays)
@@ -43,7 +43,8 @@ def _shaped(array: np.ndarray, shape: Shape | None, dtype: str) -> np.ndarray:
     return array
 
 
-def _type_of(tensor: Any) -> str:
+def type_of(tensor: Any) -> str:
+    """The name of its dtype, in either Keras."""
     dtype = tensor.dtype
     return dtype if isinstance(dtype, str) else dtype.name
 

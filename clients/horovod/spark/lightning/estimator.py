@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import io
-import warnings
+import pickle
 from typing import Any
 
-import cloudpickle
 import torch
 from pyspark import keyword_only
 from pyspark.ml.param import Param, Params
 
 from horovod.base.errors import TrainingCode
-from horovod.spark.common import shapes, util
 from horovod.spark.common.accessors import accessors
 from horovod.spark.common.columns import Metadata
-from horovod.spark.common.datamodule import PetastormDataModule
-from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.params import refused
 from horovod.spark.lightning.packages import import_lightning, package_of
 from horovod.spark.lightning.remote import RUN, Training, train
-from horovod.spark.torch.prediction import TorchPredictor, predict_row
+from horovod.spark.torch.modules import ModuleEstimator
+from horovod.spark.torch.modules import TorchModel as TorchModel
 
 _OPTIONAL = (
     "input_shapes",
@@ -38,7 +35,7 @@ _OPTIONAL = (
 
 
 @accessors
-class TorchEstimator(HorovodEstimator):
+class TorchEstimator(ModuleEstimator):
     """Trains a LightningModule, of `lightning` or of `pytorch_lightning`, or a torch.nn.Module with optimizer and loss.
 
     A batch is a dict of tensors by column. They have the shapes of input_shapes and label_shapes, else (rows,) for
@@ -46,13 +43,9 @@ class TorchEstimator(HorovodEstimator):
     those of one process. Predictions are what forward() returns for the feature columns.
     """
 
-    input_shapes: Any = Param(Params._dummy(), "input_shapes", "shape of each input, -1 for the batch")
-    loss_constructors: Any = Param(Params._dummy(), "loss_constructors", "functions that make the losses on each rank")
-    train_minibatch_fn: Any = Param(Params._dummy(), "train_minibatch_fn", "not for Lightning: write training_step")
     num_gpus: Any = Param(Params._dummy(), "num_gpus", "kept for scripts that set it: each rank has one GPU")
     logger: Any = Param(Params._dummy(), "logger", "logger of the Trainer")
     log_every_n_steps: Any = Param(Params._dummy(), "log_every_n_steps", "steps between two entries of the logger")
-    data_module: Any = Param(Params._dummy(), "data_module", "class that reads the data")
     loader_num_epochs: Any = Param(Params._dummy(), "loader_num_epochs", "kept for scripts: data never run out")
     terminate_on_nan: Any = Param(Params._dummy(), "terminate_on_nan", "whether NaN in gradients is an error")
     profiler: Any = Param(Params._dummy(), "profiler", "profiler of the Trainer")
@@ -131,27 +124,6 @@ class TorchEstimator(HorovodEstimator):
         self._setDefault(log_every_n_steps=50, terminate_on_nan=False, debug_data_loader=False)
         self._set(**self._input_kwargs)
 
-    def get_model_class(self) -> type:
-        """What fit() returns an object of."""
-        return TorchModel
-
-    def _get_model_kwargs(
-        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Metadata
-    ) -> dict[str, Any]:
-        """The arguments of that class."""
-        return {
-            "history": history,
-            "model": model,
-            "optimizer": optimizer,
-            "feature_columns": self.getOrDefault("feature_cols"),
-            "input_shapes": self.getOrDefault("input_shapes"),
-            "label_columns": self.getOrDefault("label_cols"),
-            "run_id": run_id,
-            "_metadata": metadata,
-            "loss": self.getOrDefault("loss"),
-            "loss_constructors": self.getOrDefault("loss_constructors"),
-        }
-
     def _check_params(self, metadata: Metadata | None) -> None:
         super()._check_params(metadata)
         model, optimizer, loss = (self.getOrDefault(name) for name in ("model", "optimizer", "loss"))
@@ -160,22 +132,20 @@ class TorchEstimator(HorovodEstimator):
             raise refused(f"model must be a LightningModule or a torch.nn.Module, not {type(model).__name__}.")
         import_lightning(package_of(model))
         both = TrainingCode.CONTRADICTORY_ARGUMENTS
-        if loss and constructors:
-            raise refused("loss and loss_constructors are both given. Leave one out.", both)
         if package_of(model) is not None:
             given = {"optimizer": optimizer, "loss": loss, "loss_constructors": constructors, "loss_weights": weights}
             if names := [name for name, value in given.items() if value]:
                 raise refused(f"a LightningModule has its own {', '.join(names)}: leave them out.", both)
         elif not isinstance(optimizer, torch.optim.Optimizer) or not (loss or constructors):
             raise refused("a torch.nn.Module needs optimizer= and loss=; a LightningModule has both.")
+        else:
+            self._check_optimizer()
         if self.getOrDefault("train_minibatch_fn"):
             raise refused("train_minibatch_fn is not for Lightning: write the module's training_step.", both)
 
-    def _check_shapes(self, metadata: Metadata) -> None:
-        features, labels, inputs, label_shapes = (
-            self.getOrDefault(name) for name in ("feature_cols", "label_cols", "input_shapes", "label_shapes")
-        )
-        shapes.check_shape_compatibility(metadata, features, labels, input_shapes=inputs, label_shapes=label_shapes)
+    def _columns_of_numbers(self) -> list[str]:
+        # A LightningModule gets text as lists, and may make numbers of them itself.
+        return [] if package_of(self.getOrDefault("model")) is not None else super()._columns_of_numbers()
 
     def _read_checkpoint(self, run_id: str) -> bytes:
         """The last checkpoint of a run: one of Lightning's, with an entry that says what is done."""
@@ -198,42 +168,21 @@ class TorchEstimator(HorovodEstimator):
         run: dict[str, Any] = {"epochs": 0, "history": [], "seed": self._seed()}
         if checkpoint is not None:
             run |= _loaded(checkpoint).get(RUN, {})
-        if run["epochs"] >= get("epochs"):
-            warnings.warn(
-                f"the run {run_id!r} has done its {run['epochs']} epochs already, so nothing is trained: ask for more"
-                " epochs to go on, or for another run_id to begin anew.",
-                stacklevel=2,
-            )
-        sources = self._sources(train_rows, val_rows, metadata, run["seed"], dataset_idx)
-        labels, model = get("label_cols"), get("model")
-        package = package_of(model) or import_lightning().__name__
+        self._warn_if_done(run_id, run["epochs"])
+        package = package_of(get("model")) or import_lightning().__name__
         shaped = dict(zip(get("feature_cols"), get("input_shapes") or (), strict=False))
-        shaped |= dict(zip(labels, get("label_shapes") or (), strict=False))
+        shaped |= dict(zip(get("label_cols"), get("label_shapes") or (), strict=False))
         training = Training(
             package=package,
-            # One pickle, so that an optimizer's parameters are those of the model.
-            model=cloudpickle.dumps((model, get("optimizer"))),
+            model=self._pickled(),
             checkpoint=checkpoint,
             run=run,
-            losses=util.to_list(get("loss"), len(labels)) if get("loss") else None,
-            loss_constructors=util.to_list(get("loss_constructors"), len(labels)),
-            loss_weights=get("loss_weights"),
-            train=sources[0],
-            val=sources[1],
-            feature_columns=get("feature_cols"),
-            label_columns=labels,
-            weight_column=get("sample_weight_col"),
             shapes=shaped,
-            epochs=get("epochs"),
             trainer=self._trainer_arguments(),
-            callbacks=get("callbacks"),
-            gradient_compression=get("gradient_compression"),
-            data_module=get("data_module") or PetastormDataModule,
             queue_sizes=(get("train_async_data_loader_queue_size"), get("val_async_data_loader_queue_size")),
             debug_data_loader=get("debug_data_loader"),
-            use_gpu=get("use_gpu"),
-            verbose=get("verbose"),
-            store=get("store").to_remote(run_id, dataset_idx),
+            **self._losses(),
+            **self._common(run_id, run["seed"], train_rows, val_rows, metadata, dataset_idx),
         )
         result = backend.run(train, args=(training,), env={})[0]
         return self._create_model(result, run_id, metadata)
@@ -251,59 +200,16 @@ class TorchEstimator(HorovodEstimator):
 
     def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
         checkpoint = _loaded(run_results["checkpoint"])
-        model, optimizer = cloudpickle.loads(
-            cloudpickle.dumps((self.getOrDefault("model"), self.getOrDefault("optimizer")))
-        )
+        model, optimizer = pickle.loads(self._pickled())  # noqa: S301 - a copy
         state = checkpoint["state_dict"]
         if optimizer is not None:  # the module was wrapped in one that has it as `model`
             state = {name.removeprefix("model."): value for name, value in state.items()}
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])
         model.load_state_dict(state)
-        metadata = {name: dict(column) for name, column in metadata.items()}
-        for label, kind in zip(self.getOrDefault("label_cols"), run_results["predictions"], strict=False):
-            metadata[label]["prediction"] = tuple(kind)
+        metadata = self._with_predictions(metadata, run_results["predictions"])
         history = checkpoint[RUN]["history"]
         arguments = self._get_model_kwargs(model.eval(), history, optimizer, run_id, metadata)
         return self.get_model_class()(**arguments)
-
-
-@accessors
-class TorchModel(HorovodModel):
-    """A trained LightningModule or torch.nn.Module. It predicts in evaluation mode."""
-
-    optimizer: Any = Param(Params._dummy(), "optimizer", "the optimizer of a torch.nn.Module")
-    input_shapes: Any = Param(Params._dummy(), "input_shapes", "shape of each input, -1 for the batch")
-    loss: Any = Param(Params._dummy(), "loss", "the loss that it was trained with")
-    loss_constructors: Any = Param(Params._dummy(), "loss_constructors", "functions that made the losses")
-
-    @keyword_only
-    def __init__(
-        self,
-        *,
-        history: Any = None,
-        model: Any = None,
-        feature_columns: list[str] | None = None,
-        label_columns: list[str] | None = None,
-        input_shapes: Any = None,
-        optimizer: Any = None,
-        run_id: str | None = None,
-        _metadata: Any = None,
-        loss: Any = None,
-        loss_constructors: Any = None,
-    ) -> None:
-        super().__init__()
-        self._setDefault(optimizer=None, input_shapes=None, loss=None, loss_constructors=None)
-        self._set(**self._input_kwargs)
-
-    def get_prediction_fn(self) -> Any:
-        """(model, row) -> list of tensors, one for each label. Subclasses that replace it are asked row by row."""
-        return predict_row(self.getOrDefault("feature_columns"), self.getOrDefault("input_shapes"))
-
-    def _predictor(self) -> TorchPredictor:
-        return TorchPredictor(cloudpickle.dumps(self.getOrDefault("model").cpu()), self.getOrDefault("input_shapes"))
-
-    def _row_model(self) -> Any:
-        return self.getOrDefault("model").cpu().eval()
 
 
 def _loaded(content: bytes) -> dict[str, Any]:

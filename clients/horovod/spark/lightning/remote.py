@@ -7,6 +7,7 @@ import inspect
 import io
 import pickle
 import tempfile
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import torch
 
-from horovod.spark.common.batches import Batches, Source
+from horovod.spark.common.batches import Batches, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
 from horovod.spark.common.shapes import Shape
+from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
 from horovod.spark.lightning.loaders import AsyncLoader, Loader
 from horovod.spark.lightning.module import lightning_module
@@ -29,8 +31,8 @@ RUN = "horovod"  # the entry of a checkpoint that says what of the run is done
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
-@dataclass
-class Training:
+@dataclass(kw_only=True)
+class Training(CommonTraining):
     """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters.
 
     model: pickled with its optimizer, which is None for a LightningModule. run: how many epochs are done, the history
@@ -43,23 +45,10 @@ class Training:
     run: dict[str, Any]
     losses: Sequence[Any] | None
     loss_constructors: Sequence[Any] | None
-    loss_weights: Sequence[float] | None
-    train: Source
-    val: Source | None
-    feature_columns: Sequence[str]
-    label_columns: Sequence[str]
-    weight_column: str | None
     shapes: dict[str, Shape]
-    epochs: int
     trainer: dict[str, Any]
-    callbacks: Sequence[Any]
-    gradient_compression: Any
-    data_module: type
     queue_sizes: tuple[int | None, int | None]
     debug_data_loader: bool
-    use_gpu: bool
-    verbose: int
-    store: Any
 
 
 def train(training: Training) -> dict[str, Any]:
@@ -72,10 +61,21 @@ def train(training: Training) -> dict[str, Any]:
     device = torch.device("cpu") if number is None else torch.device("cuda", number)
     same_devices(device.type, hvd.allgather_object)
     module = _module(training, pl, device)
+    content = training.checkpoint
+    if training.run["epochs"] < training.epochs:
+        content = _fit(training, pl, module, number, device)
+    return {"checkpoint": content, "predictions": _predictions(training, module)} if hvd.rank() == 0 else {}
+
+
+def _fit(training: Training, pl: Any, module: Any, number: int | None, device: torch.device) -> bytes | None:
+    """The checkpoint of the last epoch, on rank 0. number: of the GPU."""
+    import horovod.torch as hvd
+
     strategy = strategy_for(pl, device, training.gradient_compression)
     batches = training.data_module().batches(training.train, hvd.rank(), hvd.size())
+    callbacks = [*training.callbacks, *as_list(training.trainer.get("callbacks") or [])]
     with _folder(training, hvd.rank() == 0) as folder, tempfile.TemporaryDirectory() as scratch:
-        for callback in training.callbacks:
+        for callback in callbacks:
             if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = folder
         keeper = _keeper_class(pl)(training, batches, strategy, folder)
@@ -88,16 +88,15 @@ def train(training: Training) -> dict[str, Any]:
             "num_sanity_val_steps": 0,
             "enable_model_summary": False,
             "enable_progress_bar": training.verbose > 0 and hvd.rank() == 0,
-            "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in training.callbacks),
+            "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
             "default_root_dir": scratch,
             **training.trainer,
+            "callbacks": [keeper, *callbacks],
         }
-        arguments["callbacks"] = [keeper, *training.callbacks, *(arguments.get("callbacks") or [])]
         trainer = pl.Trainer(**arguments)
         trainer.fit(module, *_loaders(training, trainer, module, batches), **_resumed(trainer, training, scratch))
-    if hvd.rank() != 0:
-        return {}
-    return {"checkpoint": keeper.content or training.checkpoint, "predictions": _predictions(training, module)}
+    content: bytes | None = keeper.content
+    return content
 
 
 def _module(training: Training, pl: Any, device: torch.device) -> Any:
@@ -117,8 +116,7 @@ def _loaders(training: Training, trainer: Any, module: Any, batches: Batches) ->
     found: list[Any] = []
     sources = [batches]
     if training.val is not None:
-        # Of fewer rows than ranks each rank takes all: Lightning can't validate with none.
-        share = (hvd.rank(), hvd.size()) if training.val.total >= hvd.size() else (0, 1)
+        share = share_of_validation(training.val, hvd.rank(), hvd.size())
         sources.append(training.data_module().batches(training.val, *share))
     for source, queue_size in zip(sources, training.queue_sizes, strict=False):
         arguments = (source, lambda: trainer.current_epoch, dtype, training.shapes, training.label_columns)
@@ -149,16 +147,24 @@ def _folder(training: Training, is_first: bool) -> Iterator[str]:
             yield folder
 
 
-def _predictions(training: Training, module: Any) -> list[tuple[int, bool]]:
-    """How predictions look, by those of the first batch."""
+def _predictions(training: Training, module: Any) -> list[Prediction]:
+    """How predictions look, by those of the first batch; empty where they are not made of its columns as they are."""
     batches = training.data_module().batches(training.train, 0, 1)
     loader = Loader(batches, lambda: 0, floating_type(module), training.shapes, training.label_columns)
     module = module.cpu().eval()
-    with torch.no_grad():
-        for batch in loader:
-            outputs = module(*(batch[name] for name in training.feature_columns))
-            return [kind_of(output.cpu().numpy()) for output in as_list(outputs)]
-    return []
+    batch = next(iter(loader))
+    if not all(isinstance(batch.get(name), torch.Tensor) for name in training.feature_columns):
+        return []  # text, or a column that transformation_fn has removed
+    try:
+        with torch.no_grad():
+            return [
+                kind_of(output.numpy())
+                for output in as_list(module(*(batch[name] for name in training.feature_columns)))
+            ]
+    except Exception:
+        # transform() looks again, and raises if nobody else says how to predict. No training is lost for that.
+        traceback.print_exc()
+        return []
 
 
 def _keeper_class(pl: Any) -> type:
@@ -180,9 +186,7 @@ def _keeper_class(pl: Any) -> type:
             for optimizer in self._strategy.optimizers:
                 _scale(optimizer.param_groups, hvd.size())
             for config in trainer.lr_scheduler_configs:
-                scheduler = config.scheduler
-                if hasattr(scheduler, "base_lrs"):
-                    scheduler.base_lrs = [rate * hvd.size() for rate in scheduler.base_lrs]
+                _scale_scheduler(vars(config.scheduler), hvd.size())
 
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             seed = self._run["seed"] + 1000 * trainer.current_epoch + hvd.rank()
@@ -211,9 +215,7 @@ def _keeper_class(pl: Any) -> type:
             for state in checkpoint["optimizer_states"]:
                 _scale(state["param_groups"], 1 / hvd.size())
             for state in checkpoint["lr_schedulers"]:
-                for name in ("base_lrs", "_last_lr"):
-                    if name in state:
-                        state[name] = [rate / hvd.size() for rate in state[name]]
+                _scale_scheduler(state, 1 / hvd.size())
             checkpoint[RUN] = self._run
             content = io.BytesIO()
             torch.save(checkpoint, content)
@@ -227,3 +229,12 @@ def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
         for name in _RATES:
             if name in group:
                 group[name] = group[name] * factor
+
+
+def _scale_scheduler(state: dict[str, Any], factor: float) -> None:
+    """The rates of a scheduler and of those that it is made of, as SequentialLR is: its attributes, or its state."""
+    for name in ("base_lrs", "_last_lr"):
+        if name in state:
+            state[name] = [rate * factor for rate in state[name]]
+    for part in state.get("_schedulers", ()):
+        _scale_scheduler(part if isinstance(part, dict) else vars(part), factor)

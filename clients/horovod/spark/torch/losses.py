@@ -20,11 +20,11 @@ class Losses:
         self._functions = [one.to(device) if isinstance(one, torch.nn.Module) else one for one in functions]
         self._weights = list(weights or [1.0] * len(functions))
         self._scale = 1.0
-        self.last = 0.0  # the loss before it was scaled
+        self.last: float | None = None  # the loss before it was scaled; None until one was computed
 
     def scaled(self, scale: float) -> Losses:
         """The same, for a batch that counts `scale` times as much as another."""
-        self._scale = scale
+        self._scale, self.last = scale, None
         return self
 
     def __call__(self, outputs: Any, labels: Sequence[Any], sample_weights: Any = None) -> Any:

@@ -13,41 +13,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod.spark.common.batches import Batch, Batches, Source
+from horovod.base.errors import TrainingCode
+from horovod.spark.common.batches import Batch, Batches, columns_of, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape
+from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
 from horovod.spark.torch.losses import Losses
 from horovod.spark.torch.tensors import as_list, floating_type, inputs_of, labels_of
 
 
-@dataclass
-class Training:
+@dataclass(kw_only=True)
+class Training(CommonTraining):
     """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters."""
 
     model_and_optimizer: bytes
     checkpoint: dict[str, Any] | None
-    train: Source
-    val: Source | None
-    feature_columns: Sequence[str]
-    label_columns: Sequence[str]
-    weight_column: str | None
     input_shapes: Sequence[Shape] | None
-    label_shapes: Sequence[Shape] | None
     losses: Sequence[Callable[..., Any]] | None
     loss_constructors: Sequence[Callable[[], Any]] | None
-    loss_weights: Sequence[float] | None
-    metrics: Sequence[Any]
-    callbacks: Sequence[Callable[[dict[str, Any]], Any]]
-    epochs: int
     seed: int
     backward_passes_per_step: int
-    gradient_compression: Any
     train_minibatch: Callable[..., Any] | None
-    data_module: type
-    use_gpu: bool
-    verbose: int
-    store: Any
 
 
 def train(training: Training) -> dict[str, Any]:
@@ -91,11 +79,13 @@ class _Trainer:
         self.losses = Losses(losses, training.loss_weights, self.device)
         module = training.data_module()
         self.train_batches: Batches = module.batches(training.train, hvd.rank(), hvd.size())
-        self.val_batches = module.batches(training.val, hvd.rank(), hvd.size()) if training.val is not None else None
-        self.predictions: list[tuple[int, bool]] = []
+        self.val_batches: Batches | None = None
+        if training.val is not None:
+            self.val_batches = module.batches(training.val, *share_of_validation(training.val, hvd.rank(), hvd.size()))
+        self.predictions: list[Prediction] = []
 
     def run(self) -> dict[str, Any]:
-        content = self._checkpoint()
+        content = b""
         for epoch in range(self.epochs_done, self.training.epochs):
             self._seed(epoch)
             record: dict[str, Any] = {"epoch": epoch, "train": self._train(epoch)}
@@ -103,16 +93,18 @@ class _Trainer:
                 record["validation"] = self._validate(self.val_batches, epoch)
             self.history.append(record)
             self.epochs_done = epoch + 1
-            content = self._checkpoint()
             if self.hvd.rank() == 0:
+                content = self._checkpoint()
                 self._save(content)
                 if self.training.verbose:
                     print(_line(record, self.training.epochs), flush=True)
             for callback in self.training.callbacks:
                 callback(record)
+        if self.hvd.rank() != 0:
+            return {}
         if not self.predictions:
             self._look(0)
-        return {"checkpoint": content, "predictions": self.predictions} if self.hvd.rank() == 0 else {}
+        return {"checkpoint": content or self._checkpoint(), "predictions": self.predictions}
 
     def _train(self, epoch: int) -> dict[str, Any]:
         self.model.train()
@@ -130,9 +122,11 @@ class _Trainer:
             if self.passes > 1:
                 is_last = place == self.passes - 1 or step == steps - 1
                 optimizer = _PartOfStep(self.optimizer, place == 0, is_last)
-            outputs, _ = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
+            outputs, loss = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
             self._note(outputs)
-            sums.add(losses.last, self._metrics(outputs, labels), rows)
+            # A train_minibatch_fn may have a loss of its own.
+            value = losses.last if losses.last is not None else float(loss)
+            sums.add(value, self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
 
     def _validate(self, batches: Batches, epoch: int) -> dict[str, Any]:
@@ -143,21 +137,18 @@ class _Trainer:
                 inputs, labels, weights = self._tensors(batch)
                 losses = self.losses.scaled(1.0)
                 outputs, labels = same_shapes(self.model(*inputs), labels)
-                losses(outputs, labels, weights)
-                sums.add(losses.last, self._metrics(outputs, labels), rows)
+                loss = losses(outputs, labels, weights)
+                sums.add(float(loss), self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
 
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
         training = self.training
-        inputs = inputs_of(
-            [batch[name] for name in training.feature_columns], training.input_shapes, self.dtype, self.device
-        )
-        labels = labels_of(
-            [batch[name] for name in training.label_columns], training.label_shapes, self.dtype, self.device
-        )
+        inputs = inputs_of(columns_of(batch, training.feature_columns), training.input_shapes, self.dtype, self.device)
+        labels = labels_of(columns_of(batch, training.label_columns), training.label_shapes, self.dtype, self.device)
         if training.weight_column is None:
             return inputs, labels, None
-        weights = torch.as_tensor(batch[training.weight_column].astype(np.float64), device=self.device)
+        (weight,) = columns_of(batch, [training.weight_column])
+        weights = torch.as_tensor(weight.astype(np.float64), device=self.device)
         return inputs, labels, weights.to(self.dtype)
 
     def _metrics(self, outputs: Any, labels: list[torch.Tensor]) -> list[float]:
@@ -249,17 +240,20 @@ def _minibatch(
 
 
 def same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs as a list, and the labels with their shapes where they have as many numbers.
+    """The outputs as a list, and the labels with their shapes and types where they have as many numbers.
 
     A label of shape (rows,) beside an output of shape (rows, 1) would make a loss over all pairs of rows.
     """
     found = as_list(outputs)
     if len(found) != len(labels):
-        raise ValueError(f"the model has {len(found)} outputs for {len(labels)} label columns.")
+        raise refused(
+            f"the model has {len(found)} outputs for {len(labels)} label columns: it must return a tensor for each.",
+            TrainingCode.CONTRADICTORY_ARGUMENTS,
+        )
     fitting = []
     for output, label in zip(found, labels, strict=True):
-        is_same = label.shape != output.shape and label.numel() == output.numel() and label.is_floating_point()
-        fitting.append(label.reshape(output.shape) if is_same else label)
+        is_same = label.shape != output.shape and label.numel() == output.numel()
+        fitting.append(label.reshape(output.shape).to(output.dtype) if is_same else label)
     return found, fitting
 
 

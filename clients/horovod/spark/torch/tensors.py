@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from horovod.base.errors import DataCode
+from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape, of_row
 
 
@@ -35,8 +37,13 @@ def labels_of(
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    if array.dtype == object:
-        raise TypeError("text can't be a tensor: let transformation_fn make numbers of it.")
+    """ValueError for what has no numbers."""
+    if array.dtype.kind not in "biufc":
+        raise refused(
+            f"a column has values of the type {array.dtype}, of which no tensor can be made: let transformation_fn "
+            "make numbers of them.",
+            DataCode.UNSUPPORTED_COLUMN,
+        )
     return torch.from_numpy(np.ascontiguousarray(array) if array.flags.writeable else array.copy())
 
 
