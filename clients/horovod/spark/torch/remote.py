@@ -14,12 +14,13 @@ import numpy as np
 import torch
 
 from horovod.base.errors import TrainingCode
-from horovod.spark.common.batches import Batch, Batches, columns_of, share_of_validation
+from horovod.spark.common.batches import Batches, columns_of, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
 from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape
 from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
+from horovod.spark.common.transformation import Batch
 from horovod.spark.torch.losses import Losses
 from horovod.spark.torch.tensors import as_list, floating_type, inputs_of, labels_of
 
