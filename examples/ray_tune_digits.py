@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--use-gpu", action="store_true", help="one GPU for each worker")
     parser.add_argument("--epochs", type=int, default=8, help="of a trial that is not stopped")
     parser.add_argument("--batch-size", type=int, default=32, help="images in a step of one worker")
+    parser.add_argument("--storage-path", help="of results and checkpoints; with several nodes one that all can reach")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args()
 
@@ -93,7 +94,9 @@ def main() -> None:
             num_samples=args.trials,
             scheduler=ASHAScheduler(max_t=args.epochs, grace_period=2),
         ),
-        run_config=tune.RunConfig(failure_config=tune.FailureConfig(max_failures=1)),
+        run_config=tune.RunConfig(
+            storage_path=args.storage_path, failure_config=tune.FailureConfig(max_failures=1), verbose=1
+        ),
     )
     best = tuner.fit().get_best_result()
     metrics, lr = best.metrics, best.config["lr"]

@@ -5,7 +5,7 @@
     def train(config):  # on each rank
         hvd.init()
         ...
-        hvd_tune.report({"loss": loss}, checkpoint=folder)
+        hvd_tune.report({"loss": loss}, checkpoint=folder)  # as ray.tune.report, which calls it
 
     ray.tune.Tuner(hvd_tune.trainable(train, num_workers=2), param_space={"lr": ray.tune.loguniform(1e-4, 1e-1)}).fit()
 
@@ -19,6 +19,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -30,12 +31,12 @@ from typing import Any
 import ray.tune
 from ray.exceptions import RayActorError
 from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
-from ray.util.queue import Queue
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS
 from horovod.launch.job_environment import of_driver
 from horovod.ray.adapter import BaseParams
+from horovod.ray.callbacks import queue_here
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import enter
 
@@ -118,6 +119,21 @@ class _Rank:
 _rank: _Rank | None = None
 
 
+class _Session:
+    """What ray.tune.report() and ray.tune.get_checkpoint() ask. Without one they would only warn, and the trial would
+    have no results."""
+
+    def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
+        report(metrics, checkpoint)
+
+    @property
+    def loaded_checkpoint(self) -> ray.tune.Checkpoint | None:
+        return get_checkpoint()
+
+    def __getattr__(self, name: str) -> None:
+        """All else is unknown, as it is outside of a trial."""
+
+
 def _here(function: str) -> _Rank:
     if _rank is None:
         sentence = f"horovod.ray.tune.{function}() was called outside of a trial of horovod.ray.tune.trainable()."
@@ -128,9 +144,14 @@ def _here(function: str) -> _Rank:
 def _on_rank(train: Train, config: dict[str, Any], queue: Any, files: Files | None) -> None:
     global _rank
     _rank = _Rank(queue if os.environ[ROWS["rank"].env] == "0" else None, files)
+    of_ray: Any = sys.modules.get("ray.train._internal.session")  # of which ray.tune is made, in Ray 2.60
+    if of_ray is not None:
+        of_ray._session = _Session()
     try:
         train(config)
     finally:
+        if of_ray is not None:
+            of_ray._session = None
         if _rank.folder is not None:
             _rank.folder.cleanup()
         _rank = None
@@ -181,7 +202,7 @@ class _Trial(ray.tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         self.cleanup()
-        self._config, self._checkpoint = new_config, None
+        self._config, self._checkpoint, self._metrics = new_config, None, {}
         return True
 
     def cleanup(self) -> None:
@@ -195,8 +216,7 @@ class _Run:
 
     def __init__(self, made: _Made, config: dict[str, Any], files: Files | None) -> None:
         enter(made.environ)  # this process has the environment of whoever has started Ray
-        # One place: a rank whose report is still in it waits.
-        self._queue = Queue(maxsize=1, actor_options={"num_cpus": 0})
+        self._queue = queue_here(maxsize=1)  # one place: a rank whose report is still in it waits
         self._executor = RayExecutor(made.settings, **made.workers)
         self._error: BaseException | None = None
         self._thread = threading.Thread(
@@ -275,8 +295,9 @@ def _files(checkpoint: str | os.PathLike[str] | ray.tune.Checkpoint) -> Files:
 
 @contextlib.contextmanager
 def _folder(checkpoint: str | os.PathLike[str] | ray.tune.Checkpoint) -> Iterator[Path]:
-    if isinstance(checkpoint, ray.tune.Checkpoint):
-        with checkpoint.as_directory() as folder:
+    as_directory = getattr(checkpoint, "as_directory", None)
+    if as_directory is not None:  # a Checkpoint of ray.tune, or of ray.train
+        with as_directory() as folder:
             yield Path(folder)
         return
     if not Path(checkpoint).is_dir():
