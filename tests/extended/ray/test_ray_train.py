@@ -1,8 +1,9 @@
-"""Trainings of Ray Train whose groups of workers fail and are mended in place."""
+"""Trainings of Ray Train whose groups of workers fail, and are started again or mended in place."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -81,6 +82,55 @@ def saved(number: int, folder: Path) -> Any:
 
 def number_in(checkpoint: Any) -> int:
     return int((Path(checkpoint.path) / "number").read_text()) if checkpoint is not None else 0
+
+
+def group(config: dict[str, str]) -> None:
+    """The first group of workers ends when rank 1 raises. Each adds one to the checkpoint."""
+    import ray.train
+
+    here, context, folder = ray_ranks.place(), ray.train.get_context(), Path(config["folder"])
+    of_ray = context.get_world_rank(), context.get_world_size(), context.get_local_rank()
+    assert of_ray == (here["rank"], here["size"], here["local"][0])
+    rank, number = here["rank"], number_in(ray.train.get_checkpoint()) + 1
+    batches = ray.train.get_dataset_shard("rows").iter_batches(batch_size=None)
+    seen = {
+        "rows": [int(row) for batch in batches for row in batch["id"]],
+        "environment": ray_ranks.environment(),
+        "gpus": [str(gpu) for gpu in ray.get_runtime_context().get_accelerator_ids()["GPU"]],
+        **here,
+    }
+    (folder / f"{number}-{rank}.seen").write_text(json.dumps(seen))
+    ray.train.report(seen, checkpoint=saved(number, folder / f"{number}-{rank}") if rank == 0 else None)
+    ray_ranks.allreduce("reported")  # Ray drops a report of rank 0 that comes after an error
+    if number == 1 and rank == 1:
+        ray_ranks.fail()
+    if number == 1:
+        error = ray_ranks.lost()
+        (folder / f"{rank}.told").write_text(str(error))
+        raise error
+
+
+def test_a_group_that_fails_and_is_started_again(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the checkpoint, with as many workers of a range as there is room for, and shards of the data dealt anew."""
+    from horovod.ray.train import HorovodConfig
+
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "2")
+    scaling = {**PAIR, "num_workers": (1, 3)}
+    training = fitted(group, tmp_path, 1, HorovodConfig(timeout_s=100), scaling, datasets=rows())
+    result = training.result(DEADLINE_S)
+    assert (result.metrics["size"], number_in(result.checkpoint)) == (2, 2)
+    assert "its function raised ZeroDivisionError: out of coffee" in (tmp_path / "0.told").read_text()
+    for number in (1, 2):
+        workers = [json.loads((tmp_path / f"{number}-{rank}.seen").read_text()) for rank in range(2)]
+        read = [row for one in workers for row in one["rows"]]
+        assert sorted(read) == list(range(ROWS)), "each row comes to one rank"
+        for one in workers:
+            environment = one["environment"]
+            assert environment["HOROVOD_CYCLE_TIME"] == "2", "as in the environment of the driver"
+            assert "SLURM_PROCID" not in environment, "unlike in that of Ray"
+            visible = environment["CUDA_VISIBLE_DEVICES"].split(",")
+            assert sorted(visible) == ["0", "1", "2", "3"]
+            assert visible[one["local"][0]] in one["gpus"], "the local rank is the number of an own GPU"
 
 
 def replaced(config: dict[str, str]) -> None:
