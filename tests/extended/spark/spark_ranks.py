@@ -64,8 +64,6 @@ def fail(how: str) -> None:
     if hvd.rank() == 1:
         if how == "raise":
             raise ZeroDivisionError("out of coffee")
-        if how == "exit":
-            os._exit(7)
         os.kill(executor_pid() if how == "executor" else os.getpid(), signal.SIGKILL)
     while True:
         allreduce("again")
@@ -127,7 +125,9 @@ def grow(size: int) -> dict[str, Any]:
 
 
 def elastic(size: int, steps: int, dies: dict[int, str], at: int = 2) -> dict[str, Any]:
-    """Takes steps in worlds of `size`. dies: by slot, how its first process ends after `at` steps."""
+    """Takes steps in worlds of `size`. dies: by slot, how its first process ends after `at` steps; "stop": its worker
+    is stopped.
+    """
     from horovod.common import basics as hvd
     from horovod.common.elastic import State, run_fn
 
@@ -160,9 +160,12 @@ def elastic(size: int, steps: int, dies: dict[int, str], at: int = 2) -> dict[st
                 how = dies.get(int(os.environ["HOROVOD_RANK"]))
                 if how == "raise":
                     raise ZeroDivisionError("out of coffee")
-                if how is not None:
+                if how == "stop":
+                    os.kill(os.getppid(), signal.SIGSTOP)
+                elif how is not None:
                     os.kill(executor_pid() if how == "executor" else os.getpid(), signal.SIGKILL)
-                    threading.Event().wait()  # this process ends because its executor has
+                if how is not None:
+                    threading.Event().wait()  # this process ends with the worker or executor above it
 
     hvd.init()
     run_fn(train, hvd.join_again)(Steps())

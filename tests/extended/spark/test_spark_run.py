@@ -80,9 +80,8 @@ def test_results_places_variables_and_output() -> None:
         ("raise", "raised ZeroDivisionError: out of coffee (exit code 1)", LaunchCode.FUNCTION_RAISED),
         ("before init", "raised ZeroDivisionError: out of coffee (exit code 1)", LaunchCode.FUNCTION_RAISED),
         ("kill", "ended by signal 9 (SIGKILL)", LaunchCode.RANK_FAILED),
-        ("exit", "ended with exit code 7", LaunchCode.RANK_FAILED),
     ],
-    ids=["raise", "before-init", "kill", "exit"],
+    ids=["raise", "before-init", "kill"],
 )
 def test_the_cause_of_a_failure(how: str, said: str, code: LaunchCode) -> None:
     """Not that of a victim, which raises at the same time."""
@@ -194,6 +193,13 @@ def test_elastic_survivors_keep_their_processes() -> None:
     found = horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "kill"}), num_proc=2)
     assert sorted((one["slot"], one["own"]) for one in found) == [(0, [1, 2, 3, 4, 5]), (1, [3, 4, 5])]
     assert [one["rank"] for one in found] == [0, 1]
+
+
+def test_elastic_timeout() -> None:
+    """A worker of Spark answers no more, as on a host that is out of reach, and Spark does not know."""
+    options = {"elastic_timeout": 1, "env": {"HOROVOD_KEEPALIVE_TIMEOUT_SECONDS": 3}}
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, "for 1 s, and the job needs 2")):
+        horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "stop"}), num_proc=2, **options)
 
 
 def test_elastic_limits() -> None:
