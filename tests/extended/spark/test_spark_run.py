@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import venv
 from pathlib import Path
 from typing import Any
@@ -189,12 +188,6 @@ def test_an_executable_that_is_not_there() -> None:
         run(spark_ranks.place, executable="/nowhere/python", num_proc=1)
 
 
-def test_elastic_survivors_keep_their_processes() -> None:
-    found = horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "kill"}), num_proc=2)
-    assert sorted((one["slot"], one["own"]) for one in found) == [(0, [1, 2, 3, 4, 5]), (1, [3, 4, 5])]
-    assert [one["rank"] for one in found] == [0, 1]
-
-
 def test_elastic_timeout() -> None:
     """A worker of Spark answers no more, as on a host that is out of reach, and Spark does not know."""
     options = {"elastic_timeout": 1, "env": {"HOROVOD_KEEPALIVE_TIMEOUT_SECONDS": 3}}
@@ -208,13 +201,11 @@ def test_elastic_limits() -> None:
         horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "raise"}), num_proc=2, reset_limit=0)
 
     def fails_always() -> None:
-        if os.environ["HOROVOD_RANK"] == "0":
-            raise ZeroDivisionError("out of coffee")
-        threading.Event().wait()  # until Spark ends it, which is no reason
+        raise ZeroDivisionError("out of coffee")
 
     facts = "rank 0 on host", "raised ZeroDivisionError: out of coffee", "spark.task.maxFailures"
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts)):
-        horovod.spark.run_elastic(fails_always, num_proc=2)
+        horovod.spark.run_elastic(fails_always, num_proc=1)
     with pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS, "2, 1 and 1")):
         horovod.spark.run_elastic(fails_always, num_proc=1, min_num_proc=2)
 

@@ -116,5 +116,7 @@ def test_an_executor_that_is_killed() -> None:
 
 
 def test_an_elastic_job_goes_on_without_an_executor() -> None:
+    """The survivor keeps its process, and its rank."""
     found = horovod.spark.run_elastic(spark_ranks.elastic, (SLOTS, 5, {1: "executor"}), num_proc=SLOTS)
     assert sorted((one["slot"], one["own"]) for one in found) == [(0, [1, 2, 3, 4, 5]), (1, [3, 4, 5])]
+    assert [one["rank"] for one in found] == [0, 1]
