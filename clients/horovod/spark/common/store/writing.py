@@ -58,12 +58,8 @@ def _put(filesystem: Any, path: str, content: bytes | str) -> None:
 
 
 def _rename(filesystem: Any, source: str, target: str) -> None:
-    try:
-        filesystem.mv(source, target)
+    if _is_renamed(filesystem, source, target):
         return
-    except OSError:
-        if not filesystem.exists(target):
-            raise
     earlier = _earlier(target)
     if filesystem.exists(earlier):  # of a writer that died before it could remove it: `target` is newer
         filesystem.rm_file(earlier)
@@ -75,6 +71,17 @@ def _rename(filesystem: Any, source: str, target: str) -> None:
             filesystem.mv(earlier, target)
         raise
     filesystem.rm_file(earlier)
+
+
+def _is_renamed(filesystem: Any, source: str, target: str) -> bool:
+    """Whether the file has the name of another now. False where the file system renames onto no file."""
+    try:
+        filesystem.mv(source, target)
+    except OSError:
+        if not filesystem.exists(target):
+            raise
+        return False
+    return not filesystem.exists(source)  # WebHDFS answers with a boolean, which fsspec does not look at
 
 
 def _earlier(path: str) -> str:
