@@ -230,7 +230,7 @@ while not waits.is_set():
     next(iterator)
 print("exits", "pyspark" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=180)
     assert (done.stdout, done.returncode) == (4 * "the child: 0\n" + "exits False\n", 0), done.stderr
     assert "waits up to 60 s" in done.stderr
 
