@@ -12,7 +12,8 @@ from horovod.base.errors import OperationCode, coded
 
 
 def is_on_gpu(array: Any) -> bool:
-    return isinstance(array, jax.Array) and all(device.platform == "gpu" for device in array.devices())
+    # Those of one array are all of one platform.
+    return isinstance(array, jax.Array) and next(iter(array.sharding.device_set)).platform == "gpu"
 
 
 def in_host_memory(array: Any) -> jax.Array:
