@@ -137,7 +137,8 @@ def join(device: int = -1) -> int:
     other operation in the global process set fails on the ranks that call it.
 
     Args:
-        device: accepted as in the other frameworks; arrays are in the host's memory.
+        device: the index of this rank's GPU, or -1. Needed only where the arrays of the other ranks are on GPUs and
+            this rank has reduced none there yet.
 
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.

@@ -44,8 +44,9 @@ def allreduce(
         Array([1. , 0.5], dtype=float32)
 
     Args:
-        tensor: a jax.Array in the host's memory, a tracer, or what jax.numpy.asarray takes; integers of 8 to 64 bits,
-            signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for Average) bool.
+        tensor: a jax.Array on a CPU or on a GPU with CUDA, a tracer, or what jax.numpy.asarray takes; integers of 8 to
+            64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for Average)
+            bool.
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order, those in compiled functions and
             those outside each by their own.
