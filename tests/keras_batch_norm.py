@@ -68,3 +68,24 @@ def _same(rows: Any, border: int, mask: Any = None, axis: int = -1) -> None:
     np.testing.assert_allclose(to_numpy(found), to_numpy(wanted)[part], rtol=1e-3, atol=2e-3)
     for one, other in zip(synced.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    if mask is None:
+        gradient = _gradient(synced, rows[part], part)
+        np.testing.assert_allclose(gradient, _gradient(alone, rows, slice(None))[part], rtol=1e-2, atol=1e-3)
+
+
+def _gradient(layer: Any, rows: Any, part: slice) -> Any:
+    """Of a loss that is the sum of the ranks' losses, in the rows of one of them."""
+    import keras
+
+    factors = np.arange(24, dtype=np.float32).reshape(8, 3, 1)[part] ** 2 / 100
+    if keras.backend.backend() == "torch":
+        given = keras.ops.convert_to_tensor(rows).requires_grad_()
+        (layer(given, training=True) * keras.ops.convert_to_tensor(factors)).sum().backward()
+        return given.grad.numpy()
+    import jax
+
+    def loss(given: Any) -> Any:
+        values = [[one.value for one in of] for of in (layer.trainable_variables, layer.non_trainable_variables)]
+        return (layer.stateless_call(*values, given, training=True)[0] * factors).sum()
+
+    return np.asarray(jax.jit(jax.grad(loss))(rows))

@@ -31,13 +31,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
         if not is_initialized() or size() == 1 or getattr(inputs, "is_meta", False):
             return mean, variance
         counts = self._counts(inputs, mask, mean)
-        there = counts > 0  # where no value is, the mean is no number
-        sums = ops.where(there, mean * counts, 0.0)
+        # The mean of no values is no number, which would get into the other ranks' gradients.
+        mean, variance = (ops.where(counts > 0, one, 0.0) for one in (mean, variance))
         # The variance is taken around the mean of all: the difference of the mean square and the squared mean would
         # lose the digits that single precision has.
-        total, total_sums = ops.unstack(_sum(ops.stack([counts, sums]), "mean"), 2)
+        total, total_sums = ops.unstack(_sum(ops.stack([counts, mean * counts]), "mean"), 2)
         mean_of_all = total_sums / total
-        squares = ops.where(there, (variance + ops.square(mean - mean_of_all)) * counts, 0.0)
+        squares = (variance + ops.square(mean - mean_of_all)) * counts
         return mean_of_all, _sum(squares, "variance") / total
 
     def _counts(self, inputs: Any, mask: Any, mean: Any) -> Any:
