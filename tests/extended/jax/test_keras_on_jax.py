@@ -34,7 +34,7 @@ def _fit(distributed: bool, optimizer: Any) -> tuple[list[Any], float]:
     model = keras.Sequential(layers)
     callbacks = []
     if distributed:
-        optimizer = hvd.DistributedOptimizer(optimizer)
+        optimizer = hvd.DistributedOptimizer(optimizer, groups=2)
         callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     model.compile(optimizer, loss="mse")
     batch = ROWS // (hvd.size() if distributed else 1)
