@@ -6,9 +6,12 @@ double; one of several numbers becomes a vector. A row without a value in a feat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import cloudpickle
 import numpy as np
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import DenseVector, SparseVector, Vectors, VectorUDT
@@ -150,24 +153,27 @@ def _made(kind: type) -> DataType | None:
 
 def _row_by_row(df: DataFrame, model: Any, outputs: list[str]) -> DataFrame:
     """For models of others, whose get_prediction_fn looks at whole rows."""
-    function, own_model = model.get_prediction_fn(), model._row_model()
+    # Spark's own pickling knows less of what it is to take along.
+    pickled = cloudpickle.dumps((model.get_prediction_fn(), model._row_model()))
     metadata, labels = model._get_metadata() or {}, model.getOrDefault("label_columns")
 
-    def predict(row: Row) -> list[np.ndarray]:
-        found = function(own_model, row)
-        return [_numpy(value) for value in (found if isinstance(found, (list, tuple)) else [found])]
+    def predicted(rows: Iterable[Row]) -> Iterator[list[np.ndarray]]:
+        function, own_model = pickle.loads(pickled)  # noqa: S301 - the user's own model
+        for row in rows:
+            found = function(own_model, row)
+            yield [_numpy(value) for value in (found if isinstance(found, (list, tuple)) else [found])]
 
-    first = df.first()
-    found = predict(first) if first is not None else [np.zeros(1)] * len(outputs)
+    found = next(predicted(df.take(1)), [np.zeros(1)] * len(outputs))
     kinds = [
         _kind(df, metadata, label, values.size, bool(np.issubdtype(values.dtype, np.inexact)))
         for label, values in zip(labels, found, strict=True)
     ]
 
     def rows(partition: Iterator[Row]) -> Iterator[tuple[Any, ...]]:
-        for row in partition:
+        of_partition, copies = itertools.tee(partition)
+        for row, predictions in zip(of_partition, predicted(copies), strict=True):
             values = []
-            for kind, prediction in zip(kinds, predict(row), strict=True):
+            for kind, prediction in zip(kinds, predictions, strict=True):
                 numbers = prediction.reshape(-1)
                 values.append(Vectors.dense(numbers) if isinstance(kind, VectorUDT) else numbers[0].item())
             yield (*row, *values)
