@@ -1,4 +1,4 @@
-"""KerasEstimator, with Keras 3 on TensorFlow and with tf_keras."""
+"""KerasEstimator, with Keras 3 on TensorFlow and with tf_keras; test_estimator_examples.py has PyTorch."""
 
 from __future__ import annotations
 

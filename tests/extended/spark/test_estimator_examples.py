@@ -1,0 +1,49 @@
+"""The examples with estimators learn, on tasks of one Spark; Keras on PyTorch: other tests take TensorFlow."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PROGRAM = """
+import runpy
+import sys
+from pyspark.sql import SparkSession
+stop, SparkSession.stop = SparkSession.stop, lambda session: None  # the next one goes on with it
+for name in sys.argv[1:]:
+    sys.argv = [name, "--epochs", "4", "--batch-size", "16"]
+    runpy.run_path(name, run_name="__main__")
+stop(SparkSession.active())
+"""
+NAMES = [
+    f"spark_{name}_estimator.py"
+    for name, package in {"torch": "torch", "lightning": "lightning", "keras": "keras"}.items()
+    if importlib.util.find_spec(package) is not None
+]
+
+
+@pytest.mark.timeout(600)
+def test_examples_learn() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *(str(EXAMPLES / name) for name in NAMES)],
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "torch",
+            "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false pyspark-shell",
+        },
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=570,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracies = re.findall(r"^test accuracy: (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert len(accuracies) == len(NAMES), done.stdout
+    assert min(map(float, accuracies)) > 0.8
