@@ -69,11 +69,14 @@ def train(training: Training) -> dict[str, Any]:
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
     callbacks += training.callbacks
     callbacks += keeper.callbacks(hvd.rank())
+    done = training.run["epochs"]
     options: dict[str, Any] = {}
     if training.val is not None:
         val_batches = module.batches(training.val, *share_of_validation(training.val, hvd.rank(), hvd.size()))
-        options = {"validation_data": _endless(training, model, val_batches, 0), "validation_steps": val_batches.steps}
-    done = training.run["epochs"]
+        options = {
+            "validation_data": _endless(training, model, val_batches, done),
+            "validation_steps": val_batches.steps,
+        }
     if done < training.epochs:
         model.fit(
             _endless(training, model, train_batches, done),
