@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,73 +24,114 @@ from horovod.base.errors import LaunchCode
 
 pytestmark = [
     pytest.mark.usefixtures("one_node"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="ray.tune needs pandas"),
 ]
 LONGEST = 4
+SIDE_BY_SIDE = 2
+DEADLINE_S = 200
 
 
 def train(config: Mapping[str, Any]) -> None:
-    """The better its number, the longer a trial runs; the best one fails once, after two results."""
+    """The better its number, the longer a trial runs. The best one fails after two results, as a file says, and again.
+    None begins to train before there are two."""
     from horovod.common import basics as hvd
     from horovod.ray import tune
 
     place = ray_ranks.place()
-    folder = Path(config["folder"])
-    (folder / f"{place['pid']}.pid").touch()
-    checkpoint = tune.get_checkpoint()
+    folder, number = Path(config["folder"]), int(config["number"])
+    (folder / f"{number}.coordinator-{os.environ['HOROVOD_COORDINATOR'].replace('/', '_')}").touch()
+    checkpoint = ray.tune.get_checkpoint()
     done = int((Path(checkpoint.path) / "deep" / "done").read_text()) if checkpoint is not None else 0
+    first, ways = done + 1, folder / "ways"
+    assert eventually(lambda: len({*folder.glob("*.coordinator-*")}) >= SIDE_BY_SIDE, DEADLINE_S)
     while True:
         done += 1
-        score = ray_ranks.allreduce("score", float(config["number"]))
-        if config["number"] == 2 and done == 3 and hvd.rank() == 1 and not (folder / "failed").exists():
-            (folder / "failed").touch()
-            ray_ranks.fail()
+        # Before the allreduce, so that rank 0 has no third result.
+        if number == 2 and done == 3 and hvd.rank() == 1 and (left := ways.read_text().split()):
+            ways.write_text(" ".join(left[1:]))
+            if left[0] == "raises":
+                ray_ranks.fail()
+            os.kill(_trial(), signal.SIGKILL)
+        score = ray_ranks.allreduce("score", float(number))
         own = folder / f"{place['pid']}-{done}" / "deep"
         own.mkdir(parents=True)
         (own / "done").write_text(str(done))
-        told = {"score": score, "done_steps": done, "size": hvd.size(), "resumed": checkpoint is not None}
-        tune.report(told if hvd.rank() == 0 else {"score": -1}, checkpoint=own.parent)
+        told = {"score": score, "done_steps": done, "size": hvd.size(), "first": first}
+        told = told if hvd.rank() == 0 else {"score": -1}
+        if done % 2:
+            tune.report(told, checkpoint=own.parent)
+        else:
+            ray.tune.report(told, checkpoint=ray.tune.Checkpoint.from_directory(own.parent))
 
 
-def nothing_is_left(folder: Path) -> bool:
-    alive = [path.stem for path in folder.glob("*.pid") if psutil.pid_exists(int(path.stem))]
+def _trial() -> int:
+    """The process of this rank's trial, which is where the coordinator listens."""
+    port = int(os.environ["HOROVOD_COORDINATOR"].rpartition(":")[2])
+    listening = (one for one in psutil.net_connections("tcp") if one.status == "LISTEN" and one.laddr.port == port)
+    return int(next(listening).pid)
+
+
+def nothing_is_left() -> bool:
+    """Neither an actor (of workers, of the queue for reports, of the trial itself) nor a placement group."""
+    titles = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            titles += process.cmdline()[:1]
+    alive = [
+        title
+        for title in titles
+        if title.startswith(("ray::BaseHorovodWorker", "ray::_QueueActor", "ray::ResourceTrainable"))
+    ]
     return not alive and {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
-def test_trials_that_are_stopped_leave_nothing(tmp_path: Path) -> None:
+def test_trials_side_by_side_that_fail_and_are_stopped(tmp_path: Path) -> None:
+    """One trial fails twice, and goes on from its checkpoint: by FailureConfig, and by Tuner.restore."""
     from ray.tune.schedulers import ASHAScheduler
 
+    from horovod.ray import RayExecutor
     from horovod.ray.tune import trainable
 
-    ray.cloudpickle.register_pickle_by_value(__import__(__name__))
+    for module in (__name__, eventually.__module__):
+        ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+    (tmp_path / "ways").write_text("killed raises")
+    made = trainable(train, num_workers=2, settings=RayExecutor.create_settings(timeout_s=DEADLINE_S))
     tuner = ray.tune.Tuner(
-        trainable(train, num_workers=2),
+        made,
         param_space={"number": ray.tune.grid_search([2, 1, 0]), "folder": str(tmp_path)},
         tune_config=ray.tune.TuneConfig(
             metric="score",
             mode="max",
             scheduler=ASHAScheduler(max_t=LONGEST, grace_period=1, reduction_factor=2),
+            max_concurrent_trials=SIDE_BY_SIDE,
+            reuse_actors=True,  # the last trial has the process of one that was stopped
         ),
         run_config=ray.tune.RunConfig(
+            name="trials",
             storage_path=str(tmp_path / "results"),
             failure_config=ray.tune.FailureConfig(max_failures=1),
             verbose=0,
         ),
     )
     results = tuner.fit()
+    (error,) = results.errors
+    assert "ZeroDivisionError" in str(error)
+    assert "out of coffee" in str(error)
+    results = ray.tune.Tuner.restore(str(tmp_path / "results" / "trials"), made, resume_errored=True).fit()
     assert not results.errors
-    by_number = {result.config["number"]: result for result in results}
-    best = results.get_best_result().metrics
-    assert best == by_number[2].metrics
+    by_number = {result.config["number"]: result.metrics for result in results}
     # The sum over both ranks, from rank 0 alone.
-    assert {number: result.metrics["score"] for number, result in by_number.items()} == {2: 4.0, 1: 2.0, 0: 0.0}
-    assert {result.metrics["size"] for result in results} == {2}
-    assert (best["done_steps"], best["resumed"]) == (LONGEST, True)
-    checkpoint = by_number[2].checkpoint
-    assert (Path(checkpoint.path) / "deep" / "done").read_text() == str(LONGEST)
-    assert len(list(tmp_path.glob("*.pid"))) >= 8  # two for each trial, and again for the one that failed
-    assert eventually(lambda: nothing_is_left(tmp_path))
+    assert {number: metrics["score"] for number, metrics in by_number.items()} == {2: 4.0, 1: 2.0, 0: 0.0}
+    assert {metrics["size"] for metrics in by_number.values()} == {2}
+    best = results.get_best_result()
+    assert best.metrics["done_steps"] == LONGEST
+    assert 1 < best.metrics["first"] <= 3
+    assert [by_number[number]["first"] for number in range(2)] == [1, 1]
+    assert (Path(best.checkpoint.path) / "deep" / "done").read_text() == str(LONGEST)
+    coordinators = [path.name.partition(".coordinator-")[2] for path in tmp_path.glob("*.coordinator-*")]
+    assert len(coordinators) == len(set(coordinators)) == 5, "each run of a trial has its own"
+    assert eventually(nothing_is_left)
 
 
 def test_the_next_rank_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

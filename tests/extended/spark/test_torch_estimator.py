@@ -271,9 +271,10 @@ def test_data_are_split_and_stored_exactly(spark: Any, df: Any, tmp_path: Path) 
         assert {len(row.vector) for row in parts[0].collect()} == {5}
         with util.prepare_data(**arguments, validation=0.25, compress_sparse=True) as same:
             assert same == first == 0
-        with util.prepare_data(**{**arguments, "df": frame.select("*")}) as beside:
+        with util.prepare_data(**{**arguments, "df": frame.repartition(50)}) as beside:
             assert beside == 1
-            described = util.get_dataset_properties(beside)[2]
+            train_rows, _, described, _ = util.get_dataset_properties(beside)
+            assert train_rows == 40, "some partitions are empty"
             assert described["vector"]["intermediate_format"] == "nochange"
             assert described["x"]["spark_data_type"] is DoubleType  # as it is stored beside a vector
     with util.prepare_data(**{**arguments, "df": df, "label_columns": ["label"], "feature_columns": ["pair"]}) as given:
