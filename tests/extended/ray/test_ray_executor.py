@@ -82,7 +82,7 @@ def test_too_few_resources(executor: Make) -> None:
 
 
 def test_the_placement_group_of_the_caller() -> None:
-    """In a task, as a trial of Ray Tune is one."""
+    """In a task, as a trial of Ray Tune is one, and in an actor."""
     group = placement_group([{"CPU": 1.5}])
     place = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
 
@@ -96,11 +96,19 @@ def test_the_placement_group_of_the_caller() -> None:
         finally:
             running.shutdown()
 
-    task = ray.remote(num_cpus=0.5, scheduling_strategy=place)(trial)
+    class Trial:
+        def run(self, *arguments: Any, **others: Any) -> tuple[bool, int]:
+            return trial(*arguments, **others)
+
+    started = ray.remote(num_cpus=0.5, scheduling_strategy=place)
+    task = started(trial)
     late = rf"of 2 workers did not start .* \[{LaunchCode.WORKERS_LATE}\]"
     try:
         assert ray.get(task.remote(1, 60)) == (False, 1)
-        assert ray.get(task.remote(1, 60, use_current_placement_group=False)) == (True, 1)
+        actor = started(Trial).remote()
+        assert ray.get(actor.run.remote(1, 60)) == (False, 1)
+        assert ray.get(actor.run.remote(1, 60, use_current_placement_group=False)) == (True, 1)
+        ray.kill(actor)
         with pytest.raises(TimeoutError, match=late):
             ray.get(task.remote(2, 0.5))
     finally:

@@ -58,6 +58,18 @@ def test_the_elastic_example_learns(one_node: Any) -> None:
 
 NEEDS_PANDAS = pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="ray.train needs pandas")
 
+
+@NEEDS_PANDAS
+def test_the_example_for_tune_finds_a_learning_rate(one_node: Any, tmp_path: Path) -> None:
+    address = one_node.address_info["gcs_address"]
+    options = ["--trials", "2", "--epochs", "3", "--storage-path", str(tmp_path)]
+    *_, best, weights = said([sys.executable, str(EXAMPLES / "ray_tune_digits.py"), "--address", address, *options])
+    accuracy = re.fullmatch(r"best of 2: test accuracy (\d\.\d+) with a learning rate of .*", best)
+    assert accuracy, best
+    assert float(accuracy[1]) > 0.3
+    assert (Path(weights.removeprefix("its weights: ")) / "model.pt").exists()
+
+
 TRAINER = """
 import sys
 import ray
