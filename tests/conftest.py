@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,14 @@ FOLDER = Path(__file__).parent / "extended"
 
 settings.register_profile("tests", deadline=None)  # no test asserts on wall time
 settings.load_profile("tests")
+
+
+def pytest_configure() -> None:
+    """A shell without job control has Ctrl-C ignored in what it starts in the background, and so would all programs of
+    the tests: those that are interrupted would go on.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
