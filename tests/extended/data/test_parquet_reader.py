@@ -295,7 +295,7 @@ def test_files_and_partitions(tmp_path: Path) -> None:
         {"columns": "number"},
         {"storage_options": {"key": "x"}, "filesystem": fsspec.filesystem("memory")},
     ],
-    ids=lambda wrong: ", ".join(wrong),
+    ids=", ".join,
 )
 def test_wrong_arguments(path: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, next(iter(wrong)))):
