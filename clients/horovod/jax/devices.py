@@ -24,7 +24,7 @@ def in_host_memory(array: Any) -> jax.Array:
 
 
 def placed_as(like: Any, result: jax.Array) -> jax.Array:
-    """`result`, which is in the host's memory, on the device of `like`; that of what is no array of JAX is the default.
+    """Copies `result` from the host memory to the device of `like`; to the default device if `like` is no JAX array.
 
     Arrays that are not committed to a device stay so: JAX moves them to others that are.
     """

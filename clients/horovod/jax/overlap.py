@@ -40,7 +40,7 @@ def allreduce_groups(arrays: Sequence[Any], groups: Sequence[Sequence[int]], **o
 
 
 def after_all(arrays: Sequence[Any]) -> list[Any]:
-    """The same arrays; in what is compiled for the CPU, none of them is there before all are.
+    """The same arrays. In functions that are compiled for the CPU, no result is ready before all of `arrays` are.
 
     XLA removes jax.lax.optimization_barrier before it puts operations into their order; a custom call it keeps.
     """

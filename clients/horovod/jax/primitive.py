@@ -125,7 +125,7 @@ def _now(*given: Any, call: Call) -> list[jax.Array]:
 
 
 def _of_gpu(call: Call, tensors: list[jax.Array]) -> list[jax.Array]:
-    """Only in what it compiles does JAX say on which stream it computes: so this is compiled, where shapes are known.
+    """Calls whose results have known shapes are compiled, since JAX tells only compiled calls the stream that it uses.
 
     What gathers rows, of which ranks may have different numbers, goes through the host's memory.
     """

@@ -46,7 +46,9 @@ def lost_ranks() -> Iterator[None]:
 
 
 def drop_errors() -> None:
-    """Returns when MXNet has done all that was queued; what failed of it is no error of what comes later."""
+    """Waits until MXNet has done all operations that are queued, and forgets the errors of those that have failed, so
+    that no later operation raises them.
+    """
     with contextlib.suppress(Exception):  # the first one, of any class; the others are forgotten with it
         mx.nd.waitall()
     _errors.clear()

@@ -77,7 +77,9 @@ class Adapter(ABC):
 
     @abstractmethod
     def interrupt(self, why: str) -> None:
-        """Nobody waits for the call that runs: its ranks are freed. Any thread. why: a cause, without a full stop."""
+        """Frees the ranks of the call that is running, since the driver does not wait for it any more. Any thread may
+        call this. why: the cause that the ranks are told, without a full stop.
+        """
 
     @abstractmethod
     def shutdown(self) -> None:

@@ -44,7 +44,7 @@ class Place(NamedTuple):
         return ValueError(coded(code, f"Column {self.column!r} of {self.path}, row {row}: {what}."))
 
     def inside(self, length: int) -> Place:
-        """The place of what is in the lists that are here, of this length."""
+        """The place of the elements of the lists at this place. length: how many elements each list has."""
         return self._replace(per_row=self.per_row * length)
 
 

@@ -163,7 +163,9 @@ def _on_file_system(
 
 
 class _FilesInMemory(FSSpecHandler):  # type: ignore[misc]
-    """fsspec's files in memory have one position, whoever opens them, so threads would read each other's bytes."""
+    """fsspec gives all who open a file in memory the same object with one position, so threads would move it for each
+    other. Here each of them gets a copy of the content.
+    """
 
     def open_input_file(self, path: str) -> pa.NativeFile:
         return pa.BufferReader(self.fs.cat_file(path))

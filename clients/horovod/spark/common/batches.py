@@ -101,8 +101,8 @@ class Batches:
             yield {name: array[:1] for name, array in last.items()}, 0, 0.0
 
     def _from(self, first: int) -> Iterator[Batch]:
-        """The endless stream from batch `first` on: what the epoch before has left, or else a new one. It is nobody
-        else's, so an epoch that is given up half way ends its threads.
+        """The endless stream of batches from batch `first` on: the stream of the epoch before, if that has ended there,
+        else a new one. Only the caller refers to it, so its threads end with an epoch that is given up half way.
         """
         rest, self._rest = self._rest, None
         if rest is not None and rest[0] == first:

@@ -112,7 +112,9 @@ def _metadata(df: DataFrame, compress_sparse: bool) -> Metadata:
 
 
 def uncompressed(metadata: Metadata) -> None:
-    """Vectors as they are described where all are stored with all their values, and what is stored beside them."""
+    """Changes the metadata of a data set in which no vector is stored as a sparse one: vectors are dense, and a column
+    of floats beside a vector holds doubles.
+    """
     has_vectors = any(column["intermediate_format"] != constants.NOCHANGE for column in metadata.values())
     for column in metadata.values():
         if has_vectors and column["spark_data_type"] is FloatType:

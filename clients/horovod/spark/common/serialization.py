@@ -63,7 +63,9 @@ class Saved(Params, MLReadable[Any], MLWritable):
         return ParamsReader(cls)
 
     def _to_save(self, values: dict[str, Any]) -> dict[str, Any]:
-        """What is saved in place of these parameters; subclasses bring together what must not be taken apart."""
+        """The parameters to write for these. A subclass joins those that must be pickled together, as a model and its
+        optimizer.
+        """
         return values
 
     def _from_saved(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _made(kind: type) -> DataType | None:
 
 def _row_by_row(df: DataFrame, model: Any, outputs: list[str]) -> DataFrame:
     """For models of others, whose get_prediction_fn looks at whole rows."""
-    # Spark's own pickling knows less of what it is to take along.
+    # Pickled here, because Spark's own pickling fails for some functions that cloudpickle can pickle.
     pickled = cloudpickle.dumps((model.get_prediction_fn(), model._row_model()))
     metadata, labels = model._get_metadata() or {}, model.getOrDefault("label_columns")
 

@@ -14,7 +14,7 @@ Batch = dict[str, np.ndarray]
 
 
 class Transformation:
-    """transformation_fn, with what is said of the columns that come out.
+    """The user's transformation_fn, and the types and shapes that the user declares for the columns of its results.
 
     The function makes of a batch, a pandas DataFrame, another one; or of a row, a dict, another one: programs have both
     kinds. The first batch tells: a function that can't take it, or makes no DataFrame of it, is called with its rows.
