@@ -112,7 +112,8 @@ def forked(descriptors: list[int], host_name: str) -> None:
     os.dup2(descriptors[1], 2)
     os.close(descriptors[1])
     seen = host.process_namespace() + host_name
-    witness.process_namespace = lambda: seen  # those of another host do not see its processes
+    # Those of another host do not see its processes, nor share memory with them.
+    host.process_namespace = witness.process_namespace = lambda: seen
     _train(Questions(descriptors[0]))
 
 
