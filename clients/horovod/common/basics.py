@@ -15,7 +15,7 @@ from horovod import _core
 from horovod._core import ReduceOp
 from horovod.base.errors import SettingCode, WorldCode, coded, without_code
 from horovod.base.settings import Settings, resolve
-from horovod.common.departure import end_by_sigterm_as_pid_1
+from horovod.common.departure import departure, end_by_sigterm_as_pid_1
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
 from horovod.worker.runtime import context as _context
@@ -231,7 +231,11 @@ def shutdown() -> None:
         False
         >>> hvd.init()
     """
-    _leave()
+    if departure.is_between_worlds:
+        # The `reset` of a program's own run_fn: init() follows. Else the job's work would count as done.
+        _leave("it joins the next world", returns=True)
+    else:
+        _leave()
 
 
 def leave_because(reason: str) -> None:

@@ -404,7 +404,8 @@ def _is_newcomer() -> bool:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one.
+    """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one. It may
+    call shutdown() and init(): while it runs, shutdown() says that this process comes back.
 
     Other exceptions than the two of the loop propagate, those of `reset` too. Nothing limits how often the loop goes
     round: an error that the script itself makes again in each world is logged each time. A process that is to leave its
