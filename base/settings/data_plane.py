@@ -123,7 +123,8 @@ class DataPlaneSettings:
         20.0,
         "how long the host of a peer may owe the acknowledgement of something over TCP before the peer counts as lost; "
         "the host of a process that is stopped still acknowledges; in elastic jobs HOROVOD_ELASTIC_HUNG_SECONDS, where "
-        "that is less",
+        "that is less; a new world whose ranks try to connect for so long in vain ends with a sentence that says who "
+        "can't reach whom",
         section="params",
         engine="unreachable_timeout_ms",
         engine_scale=1000,

@@ -160,8 +160,9 @@ class Hub:
     def received(self, member_id: str, epoch: int) -> None:
         self._membership.received(member_id, epoch)
 
-    def peer_lost(self, member_id: str, report: membership_pb2.PeerLost) -> None:
-        self._carry_out_for(member_id, self._membership.peer_lost(member_id, report, self._clock()))
+    def reported(self, member_id: str, message: membership_pb2.MemberMessage) -> None:
+        """As `Membership.reported`."""
+        self._carry_out_for(member_id, self._membership.reported(member_id, message, self._clock()))
 
     def testified(self, member_id: str, testimony: membership_pb2.Testimony) -> None:
         if member_id in self._job_of:
@@ -171,9 +172,6 @@ class Hub:
     def leave(self, member_id: str, reason: str, *, returns: bool = False, failed: bool = False) -> None:
         effects = self._membership.leave(member_id, reason, self._clock(), returns=returns, failed=failed)
         self._carry_out_for(member_id, effects)
-
-    def leaving(self, member_id: str, leaving: membership_pb2.Leaving) -> None:
-        self._carry_out_for(member_id, self._membership.leaving(member_id, leaving, self._clock()))
 
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))

@@ -96,8 +96,8 @@ class MembershipService(MembershipServicer):
             if message.HasField("received"):
                 relayed.arrived()
                 self._hub.received(member_id, message.received.epoch)
-            elif message.HasField("peer_lost"):
-                self._hub.peer_lost(member_id, message.peer_lost)
+            elif message.HasField("peer_lost") or message.HasField("unconnected"):
+                self._hub.reported(member_id, message)
             elif message.HasField("testimony"):
                 self._hub.testified(member_id, message.testimony)
             elif message.HasField("leave"):
@@ -105,7 +105,7 @@ class MembershipService(MembershipServicer):
                 self._hub.leave(member_id, printable(leave.reason), returns=leave.returns, failed=leave.failed)
             elif message.HasField("leaving"):
                 message.leaving.reason = printable(message.leaving.reason)
-                self._hub.leaving(member_id, message.leaving)
+                self._hub.reported(member_id, message)
             else:
                 # A member whose message makes no sense has no use for another stream either.
                 events.fail(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)

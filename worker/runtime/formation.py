@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import socket
@@ -238,6 +239,8 @@ def _connect(
             check=member.check,
             wire_keys=wire_keys,
             kept=last.links.take(world) if last is not None else None,
+            unreachable_seconds=settings.unreachable_timeout_seconds or math.inf,
+            tell_unreachable=member.report_unconnected,
         )
     return sockets, wire_keys
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,6 +22,7 @@ from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import explain, waiting_helps
 from horovod.worker.runtime.departures import Departures, tell
+from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams
 from horovod.worker.runtime.negotiation import CoordinatorLink
 from horovod.worker.runtime.staying import stay
@@ -79,6 +80,7 @@ class LocalMember:
         self._engine: Engine | None = None
         self._departures = Departures()
         self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
+        self._unconnected: dict[int, membership_pb2.Unconnected] = {}  # by rank; told on every stream
         self._leaving: membership_pb2.Leaving | None = None  # told on every stream
 
     # -- called by other threads ---------------------------------------------------------------------------------------
@@ -103,17 +105,20 @@ class LocalMember:
             engine.abort(removed)
 
     def check(self, wait_seconds: float = 0.0) -> None:
-        """Raises MemberLostError when a member is gone that others still need; for the time between world and engine.
+        """Raises MemberLostError when a member is gone that others still need, and StartError when this one can't be in
+        a world with others; for the time between world and engine.
 
         wait_seconds: how long to wait for such news; over at once when none can come any more.
         """
 
         def gone() -> str:
-            return self._departures.needed() or self._removed
+            return self._removed or self._departures.needed()
 
         with self.changed:
             self.changed.wait_for(lambda: gone() or self.lost, wait_seconds)
             if sentence := gone():
+                if code_of(self._removed) is WorldCode.UNREACHABLE_PEER:
+                    raise StartError(sentence)  # the next world would not have connections either
                 raise self._departures.error(sentence)
 
     def link(self, seconds: float) -> CoordinatorLink | None:
@@ -141,6 +146,17 @@ class LocalMember:
             self._reports[rank] = report
             if self.attached:
                 self.stream.send(peer_lost=report)
+
+    def report_unconnected(self, tried: Mapping[int, str]) -> None:
+        """No address of these ranks takes a connection. tried: what came of the attempts, by rank."""
+        with self.changed:
+            if self.world is None or not (news := sorted(tried.keys() - self._unconnected.keys())):
+                return
+            epoch, told = self.world.epoch, tried[news[0]]
+            report = membership_pb2.Unconnected(epoch=epoch, ranks=news, tried=told)
+            self._unconnected.update(dict.fromkeys(news, report))
+            if self.attached:
+                self.stream.send(unconnected=report)
 
     @property
     def is_elastic(self) -> bool:
@@ -216,7 +232,8 @@ class LocalMember:
             news, removed = self._take(event)
             if removed:
                 self._fail(removed)
-                self._removed = removed if self.world is not None else ""
+                # The first reason is what the others are told, too.
+                self._removed = (self._removed or removed) if self.world is not None else ""
             engine = self._engine
             self.changed.notify_all()
         if change := _change_in(event):
@@ -278,6 +295,8 @@ class LocalMember:
                 return (), self._enter(event.world)
             case "refused":
                 return (), self._refuse(event.refused)
+            case "unconnectable" if event.unconnectable.epoch == self._epoch:
+                return (), event.unconnectable.sentence
             case "redirect":
                 self.redirect = event.redirect.address
             case "gone":
@@ -324,6 +343,8 @@ class LocalMember:
         self.streams.coordinators.reached()
         for report in self._reports.values():
             self.stream.send(peer_lost=report)
+        for one in {id(one): one for one in self._unconnected.values()}.values():
+            self.stream.send(unconnected=one)
         if self._leaving is not None:
             self.stream.send(leaving=self._leaving)
         if self.goodbye is not None:
@@ -360,7 +381,7 @@ def _make_printable(event: membership_pb2.MembershipEvent) -> None:
     """Makes sentences safe to print: they quote what other members sent."""
     kind = event.WhichOneof("event")
     parts = list(event.attached.gone) if kind == "attached" else []
-    if kind in ("progress", "refused", "gone", "leavers"):
+    if kind in ("progress", "refused", "gone", "leavers", "unconnectable"):
         parts.append(getattr(event, kind))
     for part in parts:
         part.sentence = printable(part.sentence)

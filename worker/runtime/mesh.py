@@ -109,6 +109,8 @@ def connect_peers(
     check: Callable[[], None] = lambda: None,
     wire_keys: dict[int, bytes] | None = None,
     kept: Mapping[int, socket.socket] | None = None,
+    unreachable_seconds: float = math.inf,
+    tell_unreachable: Callable[[Mapping[int, str]], None] = lambda tried: None,
 ) -> dict[int, list[int]]:
     """Descriptors of `connections` proven, non-blocking sockets to each peer, in the same order on both sides.
 
@@ -117,9 +119,11 @@ def connect_peers(
     time.monotonic(). `check` is called now and then and ends the wait by raising. StartError names the first peer that
     could not be reached. The listeners stay the caller's; all other sockets are closed on an error. `wire_keys` gets
     the keys of each descriptor, which the two of a pair alone know. `kept`: sockets of the last world, by the rank that
-    each leads to; they are owned here.
+    each leads to; they are owned here. `tell_unreachable` gets the peers of which no address has taken a connection for
+    `unreachable_seconds`, and what was tried.
     """
     assembly = _Assembly(world, listeners, connections, partners)
+    assembly.unreachable_seconds, assembly.tell_unreachable = unreachable_seconds, tell_unreachable
     try:
         assembly.resume(kept or {})
         return assembly.run(deadline, check, {} if wire_keys is None else wire_keys)
@@ -135,12 +139,19 @@ class _Slot:
     index: int
     endpoints: tuple[Endpoint, ...] = ()  # empty: the peer connects to us
     attempt: int = 0
+    began: float = math.inf  # when this side first tried to connect
+    is_reached: bool = False  # its host has taken a connection
+    is_told: bool = False  # that it is silent
     next_attempt: float = 0.0
     problems: dict[Endpoint, str] = field(default_factory=dict)  # the last one of each address
     link: _Link | None = None  # the attempt under way
     proven: socket.socket | None = None
     wire_keys: bytes = field(default=b"", repr=False)  # of `proven`
     is_resumed: bool = False  # `proven` is of the last world
+
+    def tried_in_words(self) -> str:
+        """Its addresses, and what came of each."""
+        return "; ".join(f"{one}: {self.problems.get(one, 'not tried yet')}" for one in self.endpoints)
 
 
 @dataclass(eq=False)
@@ -190,6 +201,8 @@ class _Assembly:
             if member.rank != world.rank and (partners is None or member.rank in partners)
             for index in range(connections or _automatic_connections(world.me, member))
         }
+        self.unreachable_seconds = math.inf
+        self.tell_unreachable: Callable[[Mapping[int, str]], None] = lambda tried: None
         self._inbound: dict[_Link, None] = {}  # oldest first
         self._inbound_limit = MAX_STRANGERS + len(self._slots)
         for listener in listeners.sockets:
@@ -227,6 +240,7 @@ class _Assembly:
                 raise StartError(coded(WorldCode.UNREACHABLE_PEER, self._why_incomplete()))
             self._start_attempts(now)
             self._expire(now)
+            self._tell_unreachable(now)
             for key, _ in self._selector.select(self._pause(now, deadline)):
                 if key.data is None:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
@@ -268,6 +282,15 @@ class _Assembly:
             if slot.link and slot.link.expires <= now:
                 self._drop(slot.link, "no answer" if slot.link.connected else "no connection")
 
+    def _tell_unreachable(self, now: float) -> None:
+        """A peer that is only late has its listener already, and the kernel of its host takes the connection."""
+        late = [slot for slot in self._slots.values() if now - slot.began >= self.unreachable_seconds]
+        silent = [slot for slot in late if not (slot.is_reached or slot.is_told or slot.proven)]
+        if found := [slot for slot in silent if len(slot.problems) == len(slot.endpoints)]:
+            for slot in found:
+                slot.is_told = True
+            self.tell_unreachable({slot.rank: slot.tried_in_words() for slot in found})
+
     # -- connecting ------------------------------------------------------------------------------------------------
     def _start_attempts(self, now: float) -> None:
         for slot in self._slots.values():
@@ -277,6 +300,7 @@ class _Assembly:
     def _connect(self, slot: _Slot, now: float) -> None:
         endpoint = slot.endpoints[(slot.index + slot.attempt) % len(slot.endpoints)]
         slot.attempt += 1
+        slot.began = min(slot.began, now)
         try:
             family = socket.AF_INET6 if ":" in endpoint.address else socket.AF_INET
             sock = socket.socket(family, socket.SOCK_STREAM)
@@ -348,6 +372,8 @@ class _Assembly:
                 if code:
                     raise OSError(code, os.strerror(code))
                 link.connected = True
+                if link.slot is not None:
+                    link.slot.is_reached = True
                 self._push(link)
             elif link.outgoing:
                 self._push(link)
@@ -460,5 +486,4 @@ class _Assembly:
         if not slot.endpoints:
             mine = ", ".join(str(e) for e in self._listeners.endpoints)
             return f"{me} waited in vain for {peer} to connect to {mine}.{also} {todo}"
-        tried = "; ".join(f"{e}: {slot.problems.get(e, 'not tried yet')}" for e in slot.endpoints)
-        return f"{me} cannot connect to {peer}. Tried {tried}.{also} {todo}"
+        return f"{me} cannot connect to {peer}. Tried {slot.tried_in_words()}.{also} {todo}"

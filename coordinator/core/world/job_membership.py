@@ -36,6 +36,7 @@ from .present import Present
 from .rendezvous import LastWorld, Rendezvous
 from .sight import Sight
 from .sizes import sizes_of, sizes_of_world
+from .unconnected import Unconnected, to_go, told
 
 
 class JobMembership:
@@ -48,6 +49,7 @@ class JobMembership:
         self.liveness = Liveness(pb.World(job=name), {}, agent_s)
         self.rendezvous = Rendezvous(name, last, {})
         self._leavers = Leavers()
+        self._unconnected = Unconnected()
 
     @classmethod
     def restored(
@@ -68,6 +70,7 @@ class JobMembership:
         world = liveness.world
         self.liveness = liveness
         self._leavers = Leavers()
+        self._unconnected = Unconnected()
         slots = liveness.incarnations() if self._is_elastic else {}
         self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret, slots=slots), liveness.by_rank)
 
@@ -286,12 +289,33 @@ class JobMembership:
             self._expect_soon(report.rank, now_s)
         return self._follow(self.liveness.peer_lost(witness_id, report, now_s), now_s)
 
+    def unconnected(self, member_id: str, report: pb.Unconnected, now_s: float) -> list[Effect]:
+        """As `Membership.reported`."""
+        one = self.liveness.present.get(member_id)
+        if one is None or report.epoch != self.liveness.world.epoch:
+            return []
+        return self._unconnected.add(one, report, self.liveness.by_rank, now_s)
+
+    def _part_unconnected(self, now_s: float) -> list[Effect]:
+        """Members that can't connect to each other are no world."""
+        world, members = self.liveness.world, self.liveness.by_rank
+        if not (pairs := self._unconnected.due(members, now_s)):
+            return []
+        words = self._unconnected.in_words(pairs, members)
+        going = to_go(pairs, world.newcomers)
+        if not self._is_elastic or len(members) - len(going) < sizes_of_world(world).fewest:
+            going = set(members)
+        leaving = [members[rank].member_id for rank in sorted(going)]
+        effects = told(world.epoch, words, leaving)
+        cause = coded(WorldCode.UNREACHABLE_PEER, words)
+        return [*effects, *self._follow([Loss(member_id, cause) for member_id in leaving], now_s)]
+
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
         return self._follow(self.liveness.testified(witness_id, testimony, now_s), now_s)
 
     def tick(self, now_s: float, grace_s: float, sight: Sight) -> list[Effect]:
         losses = self.liveness.overdue(now_s, grace_s, sight, self.rendezvous.waiting.requests)
-        effects = self._follow(losses, now_s)
+        effects = [*self._follow(losses, now_s), *self._part_unconnected(now_s)]
         for member_id in self.rendezvous.overdue(now_s):
             effects += self.remove(member_id, "it did not join again", now_s)
         effects += [*self.rendezvous.settle(now_s), *self._tell_of_leavers(now_s)]

@@ -199,6 +199,19 @@ class Membership:
         """A member's data plane lost its connections to a peer."""
         return self._about(witness_id, lambda job: job.peer_lost(witness_id, report, now_s))
 
+    def reported(self, member_id: str, message: pb.MemberMessage, now_s: float) -> list[Effect]:
+        """A member says something of itself or of its peers: that it lost one or can't connect to some, or that it will
+        leave.
+        """
+        match message.WhichOneof("message"):
+            case "peer_lost":
+                return self.peer_lost(member_id, message.peer_lost, now_s)
+            case "unconnected":
+                return self._about(member_id, lambda job: job.unconnected(member_id, message.unconnected, now_s))
+            case "leaving":
+                return self.leaving(member_id, message.leaving, now_s)
+        return []
+
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:
         """A witness answers a probe. The answer counts only from a member that can see the process."""
         return self._about(witness_id, lambda job: job.testified(witness_id, testimony, now_s))

@@ -1,4 +1,5 @@
-"""Hosts that don't reach each other for some seconds, while all of them reach the coordinator: nobody is accused.
+"""Hosts that don't reach each other, while all of them reach the coordinator: for some seconds, nobody is accused; from
+the start on, all are told who can't reach whom.
 
 Each rank is a host; it takes steps of several operations. When the network is cut one rank has the result of an
 operation and another one has not, so that they wait in different ones, all with blocked threads: like in a deadlock.
@@ -7,18 +8,21 @@ operation and another one has not, so that they wait in different ones, all with
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from error_codes import ends_with
 from fault_training import pass_seconds
 from partitions import Partitions
 from runtime_harness import Program
 from stopped_jobs import UNSEEN
 
 from benchmarks.namespaces import Network, NetworkError, check_possible
+from horovod.base.errors import WorldCode, without_code
 
 RANKS = 3
 COORDINATOR = RANKS  # the number of its host
@@ -74,6 +78,24 @@ print("ready", flush=True)
 for line in sys.stdin:
     print(allreduce("x"), flush=True)
 hvd.shutdown()
+"""
+
+
+# Says how large the first world is in which an operation ends, or why there is none.
+START = """
+print("ready", flush=True)
+try:
+    hvd.init()
+    while True:
+        try:
+            print("world of", allreduce("x"), flush=True)
+            break
+        except HorovodInternalError:
+            if "HOROVOD_MIN_SIZE" not in os.environ:
+                raise
+            hvd.join_again()
+except (HorovodInternalError, ValueError) as error:
+    print(error, flush=True)
 """
 
 
@@ -205,3 +227,28 @@ def test_the_limit_begins_when_something_is_owed(network: Network) -> None:
             are_done(ranks)
             for rank in ranks:
                 rank.finish()
+
+
+@pytest.mark.parametrize("fewest", [0, 2])
+def test_hosts_that_can_not_connect_to_each_other(network: Network, fewest: int) -> None:
+    """fewest: of an elastic job, which goes on where enough are left; 0: the job has a fixed size. The last rank has
+    connected to both of the others before they know.
+    """
+    environment = {"HOROVOD_UNREACHABLE_TIMEOUT_SECONDS": "2", "HOROVOD_START_TIMEOUT": "600"}
+    if fewest:
+        environment |= {"HOROVOD_MIN_SIZE": str(fewest), "HOROVOD_MAX_SIZE": str(RANKS)}
+    partitions = Partitions(network)
+    with ExitStack() as stack:
+        stack.callback(partitions.heal)
+        partitions.cut([0], [1])
+        ranks = started(stack, network, START, RANKS, 0, **environment)
+        said = [program.line() for program in ranks]
+        for program in ranks:
+            program.finish()
+    told = [line[line.index("Rank 1 (pid ") :] for line in said if not line.startswith("world")]
+    assert len(told) == (1 if fewest else RANKS), said
+    for sentence in told:  # that of rank 2 goes on with what it was running
+        assert sentence.startswith(without_code(told[0]))
+        assert re.search(ends_with(WorldCode.UNREACHABLE_PEER, "host-0", "host-1", "(eth0): no connection"), sentence)
+        assert "host-2" not in sentence
+    assert [line for line in said if line.startswith("world")] == ["world of 2.0"] * (RANKS - len(told))

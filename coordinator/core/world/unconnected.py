@@ -1,0 +1,88 @@
+"""Members of a world that can't connect to each other: who is told, and who goes on without whom.
+
+Each member has a connection to the coordinator, so the coordinator has formed their world; but a firewall, a wrong
+interface or a broken link is between some of their hosts. The one of a pair that connects says so, once no address of
+the other one has taken its connection for a while. Others find the same at about the same time, so the answer waits for
+GATHER_S and names all pairs.
+
+A job of fixed size can't go on: all members are told the same sentence, and end. An elastic one goes on without those
+that `to_go` names, where enough are left: rather without newcomers than with a training that ends for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from horovod.base.errors import WorldCode, coded
+from horovod.base.words import capitalized, printable, shortened
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .effects import Effect, LookLater, Send
+from .present import Present
+
+GATHER_S = 1.0
+MAX_NAMED = 4
+
+TODO = (
+    "Check that no firewall is between the hosts, or name the interfaces that reach all of them with "
+    "HOROVOD_NETWORK_INTERFACES."
+)
+
+Pair = tuple[int, int]  # the rank that connects, and the one that it can't reach
+
+
+@dataclass
+class Unconnected:
+    """Of one world."""
+
+    _tried: dict[int, str] = field(default_factory=dict)  # by the rank that reports
+    _pairs: dict[Pair, None] = field(default_factory=dict)  # in the order in which they were reported
+    _due_at_s: float | None = None
+
+    def add(self, one: Present, report: pb.Unconnected, members: Collection[int], now_s: float) -> list[Effect]:
+        """What this member of the world reports. members: the ranks of those that are there."""
+        self._tried.setdefault(one.rank, printable(report.tried))
+        others = [rank for rank in report.ranks if rank in members and rank != one.rank]
+        self._pairs.update(dict.fromkeys((one.rank, rank) for rank in others))
+        if self._due_at_s is not None:
+            return []
+        self._due_at_s = now_s + GATHER_S
+        return [LookLater(one.request.job, GATHER_S)]
+
+    def due(self, members: Mapping[int, Present], now_s: float) -> list[Pair]:
+        """The pairs of members that are still there, by rank, once all have had the time to report theirs."""
+        if self._due_at_s is None or now_s < self._due_at_s:
+            return []
+        self._due_at_s = None
+        return [pair for pair in self._pairs if set(pair) <= members.keys()]
+
+    def in_words(self, pairs: Collection[Pair], members: Mapping[int, Present]) -> str:
+        """Who can't reach whom; no full stop."""
+        reached: dict[int, list[str]] = {}
+        for rank, other in pairs:
+            reached.setdefault(rank, []).append(str(members[other]))
+        parts = []
+        for rank, others in reached.items():
+            tried = f" (tried {self._tried[rank]})" if self._tried[rank] else ""
+            parts.append(f"{members[rank]} can't connect to {shortened(others, MAX_NAMED)}{tried}")
+        return shortened(parts, MAX_NAMED)
+
+
+def told(epoch: int, words: str, member_ids: Iterable[str]) -> list[Effect]:
+    """Tells these members the sentence with which they end."""
+    sentence = coded(WorldCode.UNREACHABLE_PEER, f"{capitalized(words)}. {TODO}")
+    event = pb.MembershipEvent(unconnectable=pb.Unconnectable(epoch=epoch, sentence=sentence))
+    return [Send(member_id, event) for member_id in member_ids]
+
+
+def to_go(pairs: Collection[Pair], newcomers: Collection[int]) -> set[int]:
+    """Ranks without which all others can connect: newcomers first, then those that miss the most, then high ranks."""
+    left, gone = set(pairs), set()
+    while left:
+        missed = Counter(rank for pair in left for rank in pair)
+        worst = max(missed, key=lambda rank: (rank in newcomers, missed[rank], rank))
+        gone.add(worst)
+        left = {pair for pair in left if worst not in pair}
+    return gone
