@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from elastic_story import Elastic, two_of_two
 from test_cluster import QUEUED, RUNNING, SUCCEEDED, report
-from test_elastic_jobs import Elastic, two_of_two
 
 from horovod.protos.v1 import jobs_pb2
 
