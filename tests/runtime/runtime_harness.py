@@ -12,8 +12,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from resources import eventually
+
 from horovod._core import DType, OpSpec, OpType
 from horovod.base.settings import resolve
+from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.epoch import begin, end
 from horovod.worker.runtime.formation import Context
 
@@ -56,6 +59,13 @@ def allreduce(context: Context, name: str, value: float = 1.0) -> float:
 def allreduce_all(contexts: Sequence[Context], name: str) -> list[float]:
     with ThreadPoolExecutor(len(contexts)) as pool:
         return list(pool.map(lambda context: allreduce(context, name), contexts))
+
+
+def await_first(coordinator: EmbeddedCoordinator, job: str = "default") -> bool:
+    """Whether some process waits in the job, the only one there, for its world; when not, after a minute."""
+    server = coordinator.server
+    assert server is not None
+    return eventually(lambda: [one.name for one in server.overview()] == [job], DEADLINE_SECONDS)
 
 
 _of_earlier_tests: set[threading.Thread] = set()

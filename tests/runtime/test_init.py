@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from error_codes import ends_with
 from resources import descriptors, eventually, threads
-from runtime_harness import Program, allreduce_all, form_threads, threads_of_streams, world
+from runtime_harness import Program, allreduce_all, await_first, form_threads, threads_of_streams, world
 
 from horovod.base.errors import LaunchCode, SettingCode, WorldCode, coded
 from horovod.common import basics as hvd
@@ -224,19 +224,18 @@ def test_a_launcher_that_gives_a_world_up_ends_the_waiting(coordinator):
     script = "\ntry: hvd.init()\nexcept ValueError as error: print(error)"
     common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_JOB": "failed"}
     with Program(script, **common) as first:
-        assert eventually(lambda: [job.name for job in coordinator.server.overview()] == ["failed"])
+        assert await_first(coordinator, "failed")
         coordinator.give_up("failed", why)
         assert re.search(ends_with(LaunchCode.FUNCTION_RAISED, "rank 1 raised ValueError: too bad"), first.finish())
 
 
 def test_settings_that_must_agree(coordinator):
-    # Long enough for both to be there at the same time on a busy machine.
-    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "6"}
-    script = "\nprint('ready', flush=True)\ntry: hvd.init()\nexcept ValueError as error: print(error)"
-    with Program(script, **common) as one, Program(script, **common, HOROVOD_FUSION_THRESHOLD="0") as other:
-        texts = [one.finish(), other.finish()]
-    disagree = ends_with(WorldCode.MEMBERS_DISAGREE, "fusion_threshold_bytes", "'0'")
-    assert any(re.search(disagree, text) for text in texts), texts
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
+    script = "\ntry: hvd.init()\nexcept ValueError as error: print(error)"
+    with Program(script, **common):
+        assert await_first(coordinator)
+        with Program(script, **common, HOROVOD_FUSION_THRESHOLD="0") as other:
+            assert re.search(ends_with(WorldCode.MEMBERS_DISAGREE, "fusion_threshold_bytes", "'0'"), other.finish())
 
 
 def test_the_second_identical_step_sends_nothing(coordinator):

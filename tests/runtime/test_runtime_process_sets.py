@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from error_codes import ends_with
-from runtime_harness import Program, close_all, world
+from runtime_harness import Program, await_first, close_all, world
 
 from horovod.base.errors import EngineCode, WorldCode
 from horovod.base.settings import resolve
@@ -185,13 +185,16 @@ def test_static_sets_come_back_with_the_next_world_and_dynamic_ones_do_not(coord
 
 @pytest.mark.parametrize(("others", "what"), [("None", "process_sets"), ("'dynamic'", "dynamic_process_sets")])
 def test_ranks_that_begin_with_different_sets_do_not_form_a_world(coordinator, others, what):
-    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "3"}
+    common = {"HOROVOD_COORDINATOR": coordinator.address, "HOROVOD_SIZE": "2"}
     script = "print(refused(hvd.init, process_sets={}), hvd.is_initialized())"
-    programs = [Program(SETS + script.format(given), **common) for given in ("[ProcessSet([0])]", others)]
-    sentences = [program.finish() for program in programs]
+    with Program(SETS + script.format("[ProcessSet([0])]"), **common) as first:
+        assert await_first(coordinator)
+        with Program(SETS + script.format(others), **common) as other:
+            refusal = other.finish()
+        coordinator.give_up("default", "The other one was refused.")
+        sentences = [first.finish(), refusal]
     assert all(one.startswith("Horovod initialization failed. ") and one.endswith("False") for one in sentences)
-    errors = [one.removesuffix(" False") for one in sentences]
-    assert any(re.search(ends_with(WorldCode.MEMBERS_DISAGREE, f" {what},"), one) for one in errors), errors
+    assert re.search(ends_with(WorldCode.MEMBERS_DISAGREE, f" {what},"), refusal.removesuffix(" False")), refusal
 
 
 LOST = """
