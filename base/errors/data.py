@@ -36,6 +36,10 @@ class DataCode(ErrorCode):
         "invalid-batch",
         "A transformation_fn returned something that is no batch. Return what it got, changed.",
     )
+    DATA_STORE_FAILED = (
+        "data-store-failed",
+        "A store refuses a request, or does not answer. Look at the bucket, the credentials, the endpoint or the disk.",
+    )
     WRONG_STORE_PATH = (
         "wrong-store-path",
         "A path does not belong to this kind of store, or to the file system that the store was made for.",

@@ -1,4 +1,4 @@
-"""Stores: their paths, that files are there as a whole or not at all, and what processes bring to them."""
+"""Stores: paths, HDFS, Databricks, and writes that fail. What all stores do alike is in test_stores_everywhere.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.fs
@@ -25,18 +24,14 @@ from horovod.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStor
 from horovod.spark.common.store.writing import write_file
 
 
-@pytest.fixture(params=["local", "memory"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    if request.param == "local":
-        yield Store.create(str(tmp_path / "prefix"))
-        return
-    yield Store.create("memory://bucket/prefix")
-    fsspec.filesystem("memory").rm("/bucket", recursive=True)
-
-
 @pytest.mark.parametrize(
     ("path", "prefix"),
-    [("/data/x", "file:///data/x"), ("file:///data/x/", "file:///data/x"), ("s3a://bucket/x/", "s3a://bucket/x")],
+    [
+        ("/data/x", "file:///data/x"),
+        ("file:///data/x/", "file:///data/x"),
+        ("s3a://bucket/x/", "s3a://bucket/x"),
+        ("abfss://box@account.dfs.core.windows.net/x", "abfss://box@account.dfs.core.windows.net/x"),
+    ],
 )
 def test_paths(path: str, prefix: str) -> None:
     store = Store.create(path if "://" in path else Path(path))
@@ -61,59 +56,6 @@ def test_paths_that_are_given() -> None:
     assert not store.saving_runs()
     assert store.get_checkpoint_path("a") is store.get_logs_path("a") is None
     assert LocalStore("/p", checkpoint_filename="x").get_checkpoint_path("a") == "file:///p/runs/a/x"
-
-
-def test_files(store: Store) -> None:
-    path = store.get_checkpoint_path("run")
-    assert path is not None
-    assert not store.exists(path)
-    with pytest.raises(FileNotFoundError):
-        store.read(path)
-    assert store.get_checkpoints("run") == []
-    for text in ("first", "zweite Fassung, größer"):
-        store.write_text(path, text)
-        assert store.exists(path)
-        assert store.read(path).decode() == text
-    store.write(f"{store.get_run_path('run')}/epoch=2.ckpt", b"2")
-    store.write(f"{store.get_run_path('run')}/deep/epoch=1.ckpt", b"1")
-    assert [name.removeprefix(store.get_run_path("run")) for name in store.get_checkpoints("run")] == [
-        "/deep/epoch=1.ckpt",
-        "/epoch=2.ckpt",
-    ]
-    assert store.get_checkpoints("run", "point") == [path]
-
-
-def test_data(store: Store) -> None:
-    path = store.get_train_data_path(0)
-    assert not store.is_parquet_dataset(path)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table({"x": np.arange(10)}), sink)
-    store.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
-    assert store.is_parquet_dataset(path)
-    assert store.get_parquet_dataset(path).read().num_rows == 10
-    remote = store.to_remote("run", 0)
-    (batch,) = ParquetReader(remote.train_data_path, storage_options=remote.storage_options, shuffle=False)
-    assert batch["x"].tolist() == list(range(10))
-    store.write(f"{store.get_val_data_path()}/part-0.parquet", b"no Parquet")
-    assert not store.is_parquet_dataset(store.get_val_data_path())
-
-
-def test_processes_bring_their_files(store: Store) -> None:
-    remote = pickle.loads(pickle.dumps(store.to_remote("run", None)))
-    assert (remote.run_path, remote.train_data_path) == (store.get_run_path("run"), store.get_train_data_path())
-    with remote.get_local_output_dir() as folder:
-        checkpoint, log = Path(folder, remote.checkpoint_filename), Path(folder, remote.logs_subdir, "events")
-        log.parent.mkdir()
-        checkpoint.write_text("1")
-        log.write_text("a")
-        remote.sync(folder)
-        assert (store.read(remote.checkpoint_path), store.read(f"{remote.logs_path}/events")) == (b"1", b"a")
-        store.write_text(remote.checkpoint_path, "not brought again")
-        log.write_text("ab")
-        remote.sync(folder)
-        assert store.read(f"{remote.logs_path}/events") == b"ab"
-        assert store.read(remote.checkpoint_path) == b"not brought again"
-    assert not os.path.exists(folder)
 
 
 class Fails:

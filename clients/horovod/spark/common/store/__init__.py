@@ -7,6 +7,7 @@ filesystem.py   FilesystemStore, on any file system of fsspec; LocalStore
 hdfs.py         HDFSStore
 dbfs.py         DBFSLocalStore, Databricks
 remote.py       what the processes of a training get of a store
+failures.py     what a store raises that can't be used
 writing.py      files that are there as a whole, or not at all
 """
 

@@ -45,7 +45,7 @@ class Store(ABC):
 
     @abstractmethod
     def is_parquet_dataset(self, path: str) -> bool:
-        """Whether there are Parquet files at `path`. Raises what the file system does when it can't be asked."""
+        """Whether there are Parquet files at `path`. OSError when the file system can't be asked."""
 
     @abstractmethod
     def get_parquet_dataset(self, path: str) -> Any:
@@ -97,8 +97,8 @@ class Store(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether there is a file or folder at `path`. Raises what the file system does when it can't be asked: a run
-        whose checkpoint can't be seen would begin anew, and overwrite it.
+        """Whether there is a file or folder at `path`. OSError when the file system can't be asked, or has no such
+        bucket: a run whose checkpoint can't be seen would begin anew, and overwrite it.
         """
 
     @abstractmethod

@@ -12,7 +12,8 @@ from typing import Any
 
 from horovod.base.errors import DataCode, coded
 from horovod.spark.common.store.base import LocalOutputDir, Store, Sync, import_parquet
-from horovod.spark.common.store.writing import FolderSync, local_output_dir, names_of, write_file
+from horovod.spark.common.store.failures import asked, call, failed
+from horovod.spark.common.store.writing import FolderSync, bucket_of, local_output_dir, names_of, write_file
 
 _CHECKPOINT, _LOGS = "checkpoint", "logs"
 _MAGIC = b"PAR1"  # the first and the last four bytes of a Parquet file
@@ -49,6 +50,7 @@ class AbstractFilesystemStore(Store):
         self._runs_path = self._place(runs_path, "runs")
         self._save_runs = save_runs
         self._checkpoint_filename = checkpoint_filename or _CHECKPOINT
+        self._buckets: set[str] = set()  # those that are there
         self._fs: Any = None
         self._pid = os.getpid()  # whose _fs it is
 
@@ -86,17 +88,23 @@ class AbstractFilesystemStore(Store):
     def is_parquet_dataset(self, path: str) -> bool:
         if not self.exists(path):
             return False
-        folder = self.get_localized_path(path)
-        for name, about in sorted(self.fs.find(folder, detail=True).items()):
-            if any(part.startswith(("_", ".")) for part in name.removeprefix(folder).split("/")):
-                continue
-            size = about["size"]
-            return size >= 2 * len(_MAGIC) and self.fs.cat_file(name, start=size - len(_MAGIC), end=size) == _MAGIC
+        filesystem, folder = self.fs, self.get_localized_path(path)
+        with asked(path):
+            for name, about in sorted(call(filesystem, "find", folder, detail=True).items()):
+                if any(part.startswith(("_", ".")) for part in name.removeprefix(folder).split("/")):
+                    continue
+                size = about["size"]
+                if size < 2 * len(_MAGIC):
+                    return False
+                return bool(call(filesystem, "cat_file", name, start=size - len(_MAGIC), end=size) == _MAGIC)
         return False
 
     def get_parquet_dataset(self, path: str) -> Any:
-        self.fs.invalidate_cache()
-        return import_parquet().ParquetDataset(self.get_localized_path(path), filesystem=self.fs)
+        filesystem, folder = self.fs, self.get_localized_path(path)
+        parquet = import_parquet()
+        with asked(path):
+            filesystem.invalidate_cache()
+            return parquet.ParquetDataset(folder, filesystem=filesystem)
 
     def get_train_data_path(self, idx: int | None = None) -> str:
         return _numbered(self._train_path, idx)
@@ -122,8 +130,9 @@ class AbstractFilesystemStore(Store):
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
         if not self.exists(self.get_run_path(run_id)):
             return []
-        folder = self.get_localized_path(self.get_run_path(run_id))
-        names = [str(name).removeprefix(folder).strip("/") for name in self.fs.find(folder)]
+        filesystem, folder = self.fs, self.get_localized_path(self.get_run_path(run_id))
+        with asked(self.get_run_path(run_id)):
+            names = [str(name).removeprefix(folder).strip("/") for name in call(filesystem, "find", folder)]
         return [_join(self.get_run_path(run_id), name) for name in sorted(names) if name.endswith(suffix)]
 
     def get_logs_path(self, run_id: str) -> str | None:
@@ -136,22 +145,54 @@ class AbstractFilesystemStore(Store):
         return _LOGS
 
     def exists(self, path: str) -> bool:
-        self.fs.invalidate_cache()
-        for name in names_of(self.fs, self.get_localized_path(path)):
-            # Not fs.exists(): that calls a file missing when the file system can't be asked.
-            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                self.fs.info(name)
-                return True
+        filesystem, local = self.fs, self.get_localized_path(path)
+        with asked(path):
+            filesystem.invalidate_cache()
+            for name in names_of(filesystem, local):
+                # Not fs.exists(): that calls a file missing when the file system can't be asked.
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                    call(filesystem, "info", name)
+                    return True
+        self._check_bucket(path)
         return False
 
     def read(self, path: str) -> bytes:
-        for name in names_of(self.fs, self.get_localized_path(path)):
-            with contextlib.suppress(FileNotFoundError):
-                return bytes(self.fs.cat_file(name))
+        filesystem, local = self.fs, self.get_localized_path(path)
+        with asked(path):
+            for name in names_of(filesystem, local):
+                with contextlib.suppress(FileNotFoundError):
+                    size = call(filesystem, "info", name)["size"]
+                    return bytes(call(filesystem, "cat_file", name, content_bytes=size or 0))
+        self._check_bucket(path)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def write(self, path: str, content: bytes) -> None:
-        write_file(self.fs, self.get_localized_path(path), content)
+        self._write(path, content)
+
+    def _write(self, path: str, content: bytes | str) -> None:
+        """Writes bytes, or the local file of this name."""
+        filesystem, local = self.fs, self.get_localized_path(path)
+        try:
+            with asked(path):
+                write_file(filesystem, local, content)
+        except FileNotFoundError:
+            self._check_bucket(path)
+            raise
+
+    def _check_bucket(self, path: str) -> None:
+        """Raises OSError where a path is not there because its bucket is not: its name is wrong, and a run would begin
+        anew.
+        """
+        bucket = bucket_of(self.fs, self.get_localized_path(path))
+        if not bucket or bucket in self._buckets:
+            return
+        try:
+            call(self.fs, "info", bucket)
+        except FileNotFoundError as error:
+            raise failed(path, f"there is no bucket {bucket!r}") from error
+        except Exception:
+            return  # the service answers, and lets some who may use names in the bucket not see the bucket itself
+        self._buckets.add(bucket)
 
     def get_local_output_dir_fn(self, run_id: str) -> LocalOutputDir:
         return local_output_dir
@@ -196,7 +237,7 @@ class LocalStore(FilesystemStore):
 
 
 def _upload(store: AbstractFilesystemStore, path: str, local_file: str) -> None:
-    write_file(store.fs, store.get_localized_path(path), local_file)
+    store._write(path, local_file)
 
 
 def _numbered(path: str, idx: int | None) -> str:

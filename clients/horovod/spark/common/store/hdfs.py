@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.spark.common.store.base import Sync
+from horovod.spark.common.store.failures import asked
 from horovod.spark.common.store.filesystem import AbstractFilesystemStore
 from horovod.spark.common.store.writing import FolderSync, write_file
 
@@ -106,7 +107,8 @@ class HadoopFiles:
 
     def upload(self, path: str, file: BinaryIO) -> None:
         """Writes the content of an open local file to `path`."""
-        write_file(self._fs, path, file.name)
+        with asked(path):
+            write_file(self._fs, path, file.name)
 
 
 class _Uploads:

@@ -16,9 +16,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
+from horovod.spark.common.store.failures import call
+
 # fsspec's names of the object stores whose package is known to upload an object as a whole, from bytes and from files.
 # With others the object is copied onto its name, which is safe, but takes longer.
-_OBJECT_STORES = frozenset(("abfs", "abfss", "az", "gcs", "gs", "memory", "s3", "s3a"))
+_OBJECT_STORES = frozenset(("abfs", "abfss", "az", "gcs", "gs", "s3", "s3a"))
 _LOCAL = frozenset(("file", "local"))
 
 
@@ -44,6 +46,11 @@ def names_of(filesystem: Any, path: str) -> tuple[str, ...]:
     return path, _earlier(path), path  # again, since a writer may have ended between the first two
 
 
+def bucket_of(filesystem: Any, path: str) -> str:
+    """The bucket or container that `path` is in, which somebody has to make before; "" where folders are made."""
+    return path.strip("/").partition("/")[0] if _protocols(filesystem) & _OBJECT_STORES else ""
+
+
 def _protocols(filesystem: Any) -> set[str]:
     return {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
 
@@ -52,9 +59,9 @@ def _put(filesystem: Any, path: str, content: bytes | str) -> None:
     # Both tell the store that the upload is complete only when it is. A file from open() says so when it is closed,
     # also when an exception closes it.
     if isinstance(content, bytes):
-        filesystem.pipe_file(path, content)
+        call(filesystem, "pipe_file", path, content, content_bytes=len(content))
     else:
-        filesystem.put_file(content, path)
+        call(filesystem, "put_file", content, path, content_bytes=os.path.getsize(content))
 
 
 def _rename(filesystem: Any, source: str, target: str) -> None:
