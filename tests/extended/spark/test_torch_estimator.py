@@ -10,6 +10,9 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import object_stores
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from error_codes import ends_with
 from worlds import Keeper
@@ -27,7 +30,7 @@ from pyspark.sql.types import DoubleType, FloatType
 
 from horovod.spark.common import util
 from horovod.spark.common.backend import LocalBackend
-from horovod.spark.common.store import Store
+from horovod.spark.common.store import FilesystemStore, Store
 from horovod.spark.torch import TorchEstimator, TorchModel
 
 ROWS = 21
@@ -131,6 +134,44 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
         estimator(backend=LocalBackend(100)).fit(df)
     with pytest.warns(UserWarning, match="nothing is trained"):
         assert estimator(run_id="first", epochs=3).fit(df).getHistory() == resumed.getHistory()
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[object_stores.Service]:
+    with object_stores.service("s3") as service:
+        yield service
+
+
+def test_a_run_in_an_object_store_goes_on(s3: object_stores.Service, estimator: Callable[..., TorchEstimator]) -> None:
+    """Data and runs are on S3: the ranks read and write there."""
+    store = FilesystemStore(s3.url("experiments"), storage_options=s3.options())
+    for path, rows in ((store.get_train_data_path(), ROWS), (store.get_val_data_path(), 10)):
+        features = np.random.default_rng(rows).normal(size=(rows, 3))
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.table({"features": list(features), "label": features @ WEIGHTS}), sink, row_group_size=4)
+        store.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
+
+    def fit(run_id: str, epochs: int, store: Store = store) -> TorchModel:
+        return estimator(run_id=run_id, epochs=epochs, store=store).fit_on_parquet()  # type: ignore[no-any-return]
+
+    undisturbed, first = fit("undisturbed", 2), fit("first", 1)
+    assert first.getHistory() == undisturbed.getHistory()[:1]
+    resumed = fit("first", 2)
+    assert resumed.getHistory() == undisturbed.getHistory()
+    assert "validation" in resumed.getHistory()[1]
+    for name, value in undisturbed.getModel().state_dict().items():
+        assert torch.equal(resumed.getModel().state_dict()[name], value)
+    folder = store.get_localized_path(store.get_run_path("first"))
+    store.fs.invalidate_cache()
+    assert store.fs.find(folder) == [f"{folder}/checkpoint"]
+
+    # What can't be seen is not taken for a run that is still to begin.
+    data = {"train_path": store.get_train_data_path(), "val_path": store.get_val_data_path()}
+    mistyped = FilesystemStore(s3.url("runs", bucket="mistyped"), **data, storage_options=s3.options())
+    with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "mistyped")):
+        fit("first", 3, mistyped)
+    with s3.refusing_keys(), pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "first/checkpoint")):
+        estimator(store=store)._has_checkpoint("first")
 
 
 def test_pipeline_is_saved_and_loaded(df: Any, estimator: Callable[..., TorchEstimator], tmp_path: Path) -> None:
