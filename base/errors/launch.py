@@ -81,7 +81,7 @@ class LaunchCode(ErrorCode):
     )
     JOB_CANCELLED = (
         "job-cancelled",
-        "The Spark job of this run was cancelled, by its page or its job group, or the SparkContext was stopped.",
+        "The Spark job was cancelled, by its page or its job group, or the SparkContext or its JVM has ended.",
     )
     FUNCTION_RAISED = (
         "function-raised",

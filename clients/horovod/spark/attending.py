@@ -57,6 +57,11 @@ class Policy:
 
     keeps_failed = False
 
+    @property
+    def is_done(self) -> bool:
+        """The work is done: no process is started any more."""
+        return False
+
     def came(self, attempt: Attempt) -> None: ...
 
     def ended(self, attempt: Attempt) -> None: ...
@@ -142,7 +147,7 @@ class Tasks:
             if not await turn:  # the first one has done the work
                 await context.write(messages.written(Release()))
                 return
-        if self._refused or self._is_over:
+        if self._refused or self._is_over or self._policy.is_done:
             answer: Message = Refused(self._refused) if self._refused else Release()
             await context.write(messages.written(answer))
             return

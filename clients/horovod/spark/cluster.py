@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from horovod.spark.failures import said, unusable_context
 from horovod.spark.task.attend import Order, attended
 
 _OF_EXECUTORS = "spark.executorEnv."  # the configuration of variables of executors
@@ -31,6 +32,16 @@ class Cluster(Protocol):
 
     def cancel(self, reason: str) -> None:
         """Ends them, and returns at once."""
+
+
+def why_unusable(context: Any) -> str:
+    """The sentence for a SparkContext that was stopped, or whose Java process has ended; else ""."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return unusable_context("") if context._jsc is None or context._jsc.sc().isStopped() else ""
+    except (OSError, Py4JError) as error:
+        return unusable_context(said(error))
 
 
 class SparkCluster:

@@ -27,11 +27,17 @@ class Elastic(Policy):
     ) -> None:
         """As FixedSize. reset_limit: how many processes may fail; None: any number."""
         self.resets = 0
-        self.has_success = False
+        self.has_failed_late = False
+        self._is_done = False
         self._fewest = fewest
         self._limit = reset_limit
         self._start = start
         self._failed = failed
+
+    @property
+    def is_done(self) -> bool:
+        """One process has done the work of the job; the others are about to end."""
+        return self._is_done
 
     @property
     def exceeds_limit(self) -> bool:
@@ -41,9 +47,16 @@ class Elastic(Policy):
         """Programs look for it."""
         return f"{RESET_LIMIT_EXCEEDED_MESSAGE.format(self._limit)}."
 
+    @property
+    def has_failed(self) -> bool:
+        """The job can't go on: too many processes have failed, or one when others had ended well, whose result is
+        missing and for which no other process is started.
+        """
+        return self.exceeds_limit or self.has_failed_late
+
     def is_over(self, running: int) -> bool:
-        """One process has done the work of the job, and no other runs any more. running: tasks that are there."""
-        return self.has_success and not running
+        """No process runs any more. running: tasks that are there."""
+        return self._is_done and not running
 
     def came(self, attempt: Attempt) -> None:
         slot = attempt.shown = attempt.came.partition
@@ -52,7 +65,10 @@ class Elastic(Policy):
 
     def ended(self, attempt: Attempt) -> None:
         if attempt.has_failed:
-            self.resets += 1
             self._failed(attempt, attempt.came.partition)
+            if self._is_done:
+                self.has_failed_late = True
+            else:
+                self.resets += 1
         else:
-            self.has_success = True
+            self._is_done = True

@@ -18,6 +18,10 @@ from horovod.coordinator.core.ending import how
 
 _BEGINNING = "Horovod detected that one or more processes exited with non-zero status"  # programs look for it
 _VICTIM = HorovodInternalError.__name__
+# What Py4J says where the Java process to which a call goes is no more.
+_JAVA_ENDED = re.compile(
+    r"^(Answer from Java side is empty|Error while (sending|receiving)|.*Connection (refused|reset))"
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,11 @@ def sentence_of(failure: Failure) -> str:
     return coded(LaunchCode.RANK_FAILED, f"{sentence}.")
 
 
+def failed_late(failure: Failure) -> str:
+    """The sentence for an elastic job in which a process failed after others had ended well."""
+    return coded(LaunchCode.RANK_FAILED, f"{sentence_of(failure)}\n\nOthers had ended well, so the job ends.")
+
+
 def short(failure: Failure) -> str:
     """One line, without a full stop."""
     return f"rank {failure.rank} on host {failure.host} {failure.what()}".strip().partition("\n")[0]
@@ -100,8 +109,21 @@ def said(error: BaseException) -> str:
 
 
 def is_cancelled(text: str) -> bool:
-    """text: what Spark says of a job that has ended."""
+    """Somebody has ended the job, or the whole driver, and its tasks with it. text: what Spark says."""
+    if _JAVA_ENDED.search(text):
+        return True
     return re.search(r"\bJob \d+ cancelled\b|\bOPERATION_CANCELED\b", text) is not None  # the latter: Spark Connect
+
+
+def unusable_context(text: str) -> str:
+    """The sentence for a SparkContext for which nothing can be run. text: why, of Spark or Py4J; "": it was stopped."""
+    if text:
+        sentence = (
+            f"The Java process of the active SparkContext has ended: {_first_line(text)} Start the program again."
+        )
+    else:
+        sentence = "The active SparkContext was stopped. Make another one with SparkSession.builder.getOrCreate()."
+    return coded(LaunchCode.JOB_CANCELLED, sentence)
 
 
 def not_repeated(failure: Failure, text: str) -> str:
@@ -119,6 +141,12 @@ def of_spark(text: str) -> str:
     """The sentence for a Spark job that failed before all processes ran, or that was cancelled. text: Spark's own, with
     its stack traces.
     """
+    if _JAVA_ENDED.search(text):
+        sentence = (
+            "The Java process of the Spark driver has ended, and the tasks of this run with it. Was it killed, or out "
+            f"of memory (spark.driver.memory)? {_first_line(text)}"
+        )
+        return coded(LaunchCode.JOB_CANCELLED, sentence)
     if is_cancelled(text):
         return coded(LaunchCode.JOB_CANCELLED, f"The Spark job of this run was cancelled: {_first_line(text)}")
     if found := re.search(r"PYTHON_VERSION_MISMATCH\].*?\(?'?(\d+\.\d+)\D+?(\d+\.\d+)", text, re.DOTALL):

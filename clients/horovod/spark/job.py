@@ -40,6 +40,7 @@ from horovod.spark.elastic import Elastic
 from horovod.spark.failures import (
     Failure,
     cause_of,
+    failed_late,
     has_cause,
     is_cancelled,
     not_repeated,
@@ -51,7 +52,7 @@ from horovod.spark.failures import (
 )
 from horovod.spark.fixed import FixedSize
 from horovod.spark.task.attend import Order
-from horovod.spark.task.messages import End, Signal, Start
+from horovod.spark.task.messages import End, Finish, Signal, Start
 from horovod.worker.agent.output import Console
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
@@ -59,6 +60,7 @@ _LOOK_S = 0.2  # between two looks at what no event tells
 _VICTIMS_S = 5.0  # how long the cause of a failure is waited for, where only its victims have failed
 _ENDING_S = 20.0  # for processes that are told to end: more than a task takes to kill its own
 _SPARK_ENDS_S = 30.0  # for the Spark job, once all of its tasks have ended
+_CANCEL_AGAIN_S, _CANCELLATIONS = 1.0, 10
 _LAST_TASKS_S = 1.0  # for the tasks of an elastic job that have just begun when its work is done
 _INTERRUPTED = "The driver was interrupted (Ctrl-C)."
 
@@ -208,7 +210,7 @@ class Job:
                 self._wait(lambda: self._fixed.is_done, None)
                 self._check()
         except BaseException as error:
-            self._end(str(error))
+            self._end(str(error), spark)
             raise
         finally:
             spark.join(_SPARK_ENDS_S)
@@ -249,7 +251,7 @@ class Job:
         def begun() -> bool:
             if self._elastic is None or request.elastic is None:
                 return self._fixed.has_begun
-            return self._tasks.most >= request.elastic.fewest or self._elastic.exceeds_limit
+            return self._tasks.most >= request.elastic.fewest or self._elastic.has_failed
 
         if not self._wait(begun, request.start_timeout_s):
             needed = request.size if request.elastic is None else request.elastic.fewest
@@ -267,17 +269,23 @@ class Job:
         sizes = self._request.elastic
         assert sizes is not None
         short_since: float | None = None
+        has_told = False
         while True:
-            self._wait(lambda: elastic.is_over(len(self._tasks.running)) or elastic.exceeds_limit, _LOOK_S * 5)
+            self._wait(lambda: elastic.is_over(len(self._tasks.running)) or elastic.has_failed, _LOOK_S * 5)
             if self._interrupted:
                 raise KeyboardInterrupt(_INTERRUPTED)
+            if elastic.has_failed_late:
+                raise RuntimeError(failed_late(self._failures[-1]))
             if elastic.is_over(len(self._tasks.running)):
                 break
             if elastic.exceeds_limit:
                 raise RuntimeError(coded(LaunchCode.RESET_LIMIT, f"{self._last_failure()} {elastic.limit_sentence()}"))
             if self._spark_ended:
                 self._spark_gave_up()
-            is_short = len(self._tasks.running) < sizes.fewest and not elastic.has_success
+            if elastic.is_done and not has_told:
+                has_told = True
+                self._tasks.tell_all(Finish())
+            is_short = len(self._tasks.running) < sizes.fewest and not elastic.is_done
             short_since = None if not is_short else short_since or time.monotonic()
             if short_since is not None and time.monotonic() - short_since > sizes.timeout_s:
                 sentence = (
@@ -327,17 +335,23 @@ class Job:
         if self._spark_ended and is_cancelled(self._spark_said):
             raise RuntimeError(of_spark(self._spark_said))
 
-    def _end(self, reason: str) -> None:
-        """Whatever still runs is ended."""
+    def _end(self, reason: str, spark: threading.Thread) -> None:
+        """Whatever still runs is ended. spark: the thread of the Spark job."""
         self._tasks.refuse_all(coded(LaunchCode.RANK_FAILED, "The job of this task has ended."))
         if self._coordinator is not None:
             self._coordinator.give_up(self._name, reason)
         # A failed job is to look like one in Spark's own pages. The cancellation takes some seconds to reach the tasks.
-        self._cluster.cancel(reason.partition("\n")[0])
+        cause = reason.partition("\n")[0]
+        self._cluster.cancel(cause)
         if not self._interrupted:
             self._tasks.tell_all(End())
         self._tasks.release_failed()
         self._tasks.wait(lambda: not self._tasks.running, _ENDING_S)
+        for _ in range(_CANCELLATIONS):  # where it was not yet submitted, nothing was cancelled
+            spark.join(_CANCEL_AGAIN_S)
+            if not spark.is_alive():
+                return
+            self._cluster.cancel(cause)
 
     def _collected(self) -> list[Any]:
         arrived = self._arrived()

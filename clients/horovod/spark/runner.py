@@ -11,7 +11,7 @@ from typing import Any
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.runner.elastic import driver
-from horovod.spark.cluster import SparkCluster
+from horovod.spark.cluster import SparkCluster, why_unusable
 from horovod.spark.job import ElasticSizes, Request, run_request, shipped
 
 __all__ = ["run", "run_elastic"]
@@ -121,8 +121,9 @@ def run_elastic(
         numbers = f"{fewest}, {size} and {most}"
         sentence = f"min_num_proc must be at most num_proc, and that at most max_num_proc; they are {numbers}."
         raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
-    if reset_limit is not None and (isinstance(reset_limit, bool) or reset_limit < 0):
-        raise ValueError(coded(SettingCode.INVALID_SETTING, f"reset_limit must be >= 0, not {reset_limit!r}."))
+    if reset_limit is not None and not (type(reset_limit) is int and reset_limit >= 0):
+        sentence = f"reset_limit must be an integer of at least 0, not {reset_limit!r}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
     row = ROWS["elastic_timeout_seconds"]
     if elastic_timeout is not None:
         timeout_s = float(row.check(elastic_timeout, "elastic_timeout"))
@@ -165,6 +166,8 @@ def _cluster() -> SparkCluster:
             "for example with SparkSession.builder.getOrCreate()."
         )
         raise RuntimeError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    if unusable := why_unusable(context):
+        raise RuntimeError(unusable)
     return SparkCluster(context)
 
 

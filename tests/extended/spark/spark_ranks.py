@@ -84,20 +84,26 @@ def wait_for(folder: str) -> None:
 
 def one_ends_late() -> int:
     """The process of rank 0 ends long before that of rank 1."""
-    import psutil
-
     from horovod.common import basics as hvd
-    from horovod.coordinator.core.ending import AFTERMATH_S
 
     hvd.init()
     first = int(allreduce("pid", float(os.getpid() if hvd.rank() == 0 else 0)))
     rank = hvd.rank()
     hvd.shutdown()
     if rank == 1:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            psutil.Process(first).wait()
-        time.sleep(2 * AFTERMATH_S)  # whoever does not wait for this process would have given up
+        _wait_for_the_end_of(first)
     return rank
+
+
+def _wait_for_the_end_of(pid: int) -> None:
+    """And for as long as whoever does not wait for this process would take to give it up."""
+    import psutil
+
+    from horovod.coordinator.core.ending import AFTERMATH_S
+
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait()
+    time.sleep(2 * AFTERMATH_S)
 
 
 def grow(size: int) -> dict[str, Any]:
@@ -122,6 +128,35 @@ def grow(size: int) -> dict[str, Any]:
     hvd.init()
     run_fn(train, hvd.join_again)(Nothing(lambda value, root_rank=0: value, hvd.rank))
     return {"sizes": sizes}
+
+
+def outlive(how: str) -> dict[str, Any]:
+    """Slot 0 does the work of the job. how: "stop": slot 1 is stopped before; "raise": it fails after that."""
+    from horovod.common import basics as hvd
+    from horovod.common.elastic import State, run_fn
+
+    class Nothing(State):
+        def save(self) -> None: ...
+        def restore(self) -> None: ...
+        def sync(self) -> None: ...
+
+    slot = int(os.environ["HOROVOD_RANK"])
+
+    def train(state: Nothing) -> int:
+        first = int(allreduce("pid", float(os.getpid() if slot == 0 else 0)))
+        if slot == 1 and how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        while how == "stop" and allreduce("size") > 1:
+            state.commit()
+        return first
+
+    hvd.init()
+    first = run_fn(train, hvd.join_again)(Nothing(lambda value, root_rank=0: value, hvd.rank))
+    hvd.shutdown()
+    if slot == 1:
+        _wait_for_the_end_of(first)
+        raise ZeroDivisionError("out of coffee")
+    return {"slot": slot}
 
 
 def elastic(size: int, steps: int, dies: dict[int, str], at: int = 2) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from horovod.base.settings import Settings
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
-from horovod.spark.cluster import SparkCluster
+from horovod.spark.cluster import SparkCluster, why_unusable
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
 from horovod.spark.failures import (
     Failure,
@@ -148,6 +148,7 @@ def test_the_sentence_of_a_lost_task() -> None:
             LaunchCode.JOB_CANCELLED,
             "cancelled: Operation has been canceled.",
         ),
+        ("Answer from Java side is empty", LaunchCode.JOB_CANCELLED, "Java process of the Spark driver has ended"),
         ("BarrierJobRunWithDynamicAllocationException: [SPARK-24942]: no", LaunchCode.UNSUPPORTED_OPTION, "Connect"),
         ("An error occurred.\n: a.b.SparkException: It fell.\n at x", LaunchCode.RANK_FAILED, "failed: It fell."),
     ],
@@ -155,6 +156,16 @@ def test_the_sentence_of_a_lost_task() -> None:
 def test_what_spark_says(text: str, code: LaunchCode, fact: str) -> None:
     with pytest.raises(RuntimeError, match=ends_with(code, fact)):
         raise RuntimeError(of_spark(text))
+
+
+def test_a_context_that_can_not_be_used() -> None:
+    context = context_of("local[2]", {})
+    context._jsc.sc().isStopped.return_value = False
+    assert why_unusable(context) == ""
+    context._jsc.sc().isStopped.return_value = True
+    assert "was stopped" in why_unusable(context)
+    context._jsc.sc.side_effect = ConnectionRefusedError(111, "Connection refused")
+    assert "Connection refused" in why_unusable(context)
 
 
 def test_what_spark_said_before_pyspark_failed() -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import venv
 from pathlib import Path
 from typing import Any
@@ -100,10 +101,13 @@ def test_a_rank_that_leaves_no_result() -> None:
 
 
 def test_too_few_slots(spark: Any) -> None:
-    with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES)) as raised:
-        run(None, num_proc=4, start_timeout=0.5)
-    assert str(raised.value).startswith("Timed out waiting for Spark tasks to start.")
-    assert eventually(lambda: not spark.statusTracker().getActiveJobsIds())
+    """The time may be up before Spark has got the job."""
+    for start_timeout in (0.5, 0.001):
+        with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES)) as raised:
+            run(None, num_proc=4, start_timeout=start_timeout)
+        assert str(raised.value).startswith("Timed out waiting for Spark tasks to start.")
+        assert not any(thread.name.startswith("horovod-spark") for thread in threading.enumerate())
+        assert eventually(lambda: not spark.statusTracker().getActiveJobsIds())
 
 
 def test_a_job_that_the_user_cancels(spark: Any) -> None:
@@ -195,6 +199,20 @@ def test_elastic_timeout() -> None:
         horovod.spark.run_elastic(spark_ranks.elastic, (2, 5, {1: "stop"}), num_proc=2, **options)
 
 
+def test_an_elastic_job_outlives_a_process_that_is_stopped() -> None:
+    """That is continued when the others have done the work, hears of it, and ends."""
+    environ = {"HOROVOD_ELASTIC_HUNG_SECONDS": "0.5"}
+    found = horovod.spark.run_elastic(spark_ranks.outlive, ("stop",), num_proc=2, min_num_proc=1, env=environ)
+    assert [one["slot"] for one in found] == [0]
+
+
+def test_a_process_that_fails_when_others_have_ended_well() -> None:
+    """Its result is missing."""
+    facts = "rank 1 on host", "raised ZeroDivisionError: out of coffee", "Others had ended well"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts)):
+        horovod.spark.run_elastic(spark_ranks.outlive, ("raise",), num_proc=2)
+
+
 def test_elastic_limits() -> None:
     facts = "raised ZeroDivisionError: out of coffee", "number of resets during elastic job exceeded limit: 0"
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RESET_LIMIT, *facts)):
@@ -219,3 +237,5 @@ def test_what_makes_no_sense() -> None:
     ):
         with pytest.raises(ValueError, match=ends_with(code)):
             run(spark_ranks.place, **options)
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "reset_limit", "'2'")):
+        horovod.spark.run_elastic(spark_ranks.place, num_proc=1, reset_limit="2")  # type: ignore[arg-type]

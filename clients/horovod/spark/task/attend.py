@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -28,7 +29,7 @@ from horovod.launch import task as function
 from horovod.launch.job_environment import of_another, trusting
 from horovod.runner.common.util.host_hash import host_hash, host_name
 from horovod.spark.task import messages
-from horovod.spark.task.messages import Came, End, Ended, Refused, Release, Signal, Start
+from horovod.spark.task.messages import Came, End, Ended, Finish, Refused, Release, Signal, Start
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import QUEUE_LIMIT_BYTES, Stream
 from horovod.worker.agent.supervisor import Outcome, Slot, Supervisor
@@ -142,6 +143,9 @@ class _Task:
                 self._supervisor.end_after_failure()
             elif isinstance(message, Signal) and self._supervisor is not None:
                 self._supervisor.stop(message.signum)
+            elif isinstance(message, Finish) and self._supervisor is not None:
+                self._supervisor.finish()
+                self._supervisor.forward(signal.SIGCONT)
             elif isinstance(message, Release):
                 return ""
             elif isinstance(message, Refused):

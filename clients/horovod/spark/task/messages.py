@@ -4,7 +4,8 @@
     Came: who I am, and where              ->
                                            <-  Start: run your process with these variables
     output, output, ...                    ->
-                                           <-  End or Signal: the others have failed; the user wants it to end
+                                           <-  End, Signal or Finish: the others have failed; the user wants it to
+                                               end; another process has done the work of an elastic job
     Ended: how the process ended           ->
     (the last output, the end of the stream)
                                            <-  Release: nothing is left to do, or Refused: this task comes in vain
@@ -69,6 +70,11 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Finish:
+    """The work of the job is done. The process ends by itself; where it was stopped (SIGSTOP), it is continued."""
+
+
+@dataclass(frozen=True)
 class Release:
     """The task may end."""
 
@@ -80,8 +86,8 @@ class Refused:
     sentence: str
 
 
-Message: TypeAlias = Came | Start | Ended | End | Signal | Release | Refused
-_KINDS = {kind.__name__: kind for kind in (Came, Start, Ended, End, Signal, Release, Refused)}
+Message: TypeAlias = Came | Start | Ended | End | Signal | Finish | Release | Refused
+_KINDS = {kind.__name__: kind for kind in (Came, Start, Ended, End, Signal, Finish, Release, Refused)}
 
 
 def written(message: Message) -> bytes:
