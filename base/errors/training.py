@@ -52,6 +52,10 @@ class TrainingCode(ErrorCode):
         "gradients-in-flight",
         "Gradients are being reduced. Call optimizer.synchronize() or optimizer.step() first.",
     )
+    REDUCED_TWICE = (
+        "reduced-twice",
+        "Two distributed optimizers reduce the gradients of one parameter. Drop the one that is no longer used.",
+    )
     CHANGED_GRADIENTS = (
         "changed-gradients",
         "Gradients were changed or dropped while they were being reduced. Call optimizer.synchronize() before that.",

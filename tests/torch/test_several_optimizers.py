@@ -381,3 +381,52 @@ def test_what_nobody_waits_for_takes_part_while_its_rank_has_joined(three: Keepe
 
 def test_questions_that_stand_crosswise_when_ranks_join(pair: World) -> None:
     pair.run(_joined_crosswise)
+
+
+def _wrapped_again() -> None:
+    """The same parameters are given to a second distributed optimizer, while the first one is there or not."""
+    import warnings
+
+    import torch
+
+    import horovod.torch as hvd
+
+    def step(optimizer: Any) -> None:
+        optimizer.zero_grad()
+        model(torch.full((1, 3), 1.0 + hvd.rank())).sum().backward()
+        optimizer.step()
+
+    def wrapped(op: int) -> Any:
+        return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(), op=op)
+
+    model = torch.nn.Linear(3, 1, bias=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            optimizer = wrapped(hvd.Sum)  # here the one before is still there, but not in step()
+            step(optimizer)
+            assert model.weight.grad.tolist() == [[3.0] * 3]
+    kept = optimizer
+    optimizer = wrapped(hvd.Sum)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.REDUCED_TWICE, "'weight'")):
+            step(optimizer)
+        kept._hvd_reducer.reset()
+    del kept
+    step(optimizer)
+    assert model.weight.grad.tolist() == [[3.0] * 3]
+
+    model = torch.nn.Linear(3, 1, bias=False)
+    first = wrapped(hvd.Average)
+    second = wrapped(hvd.Average)
+    with pytest.warns(UserWarning, match="'weight' is reduced by two optimizers"):
+        step(second)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of equal gradients on all ranks
+        for optimizer in (first, second, first, first):
+            step(optimizer)
+            assert model.weight.grad.tolist() == [[1.5] * 3]
+
+
+def test_parameters_of_two_distributed_optimizers(pair: World) -> None:
+    pair.run(_wrapped_again)

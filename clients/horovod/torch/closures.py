@@ -28,7 +28,8 @@ def loss_of_all(loss: Any, arguments: Arguments, first: str) -> Any:
     """
     if not isinstance(loss, (int, float, torch.Tensor)) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
         return loss  # which the optimizer refuses
-    own = torch.tensor([float(loss)], dtype=torch.float64)
+    value = loss.detach() if isinstance(loss, torch.Tensor) else loss
+    own = torch.tensor([float(value)], dtype=torch.float64)
     op = Average if arguments.op == Average else Sum
     together = float(allreduce(own, name=f"{first}.loss", op=op, process_set=arguments.process_set))
     return torch.full_like(loss, together, requires_grad=False) if isinstance(loss, torch.Tensor) else together

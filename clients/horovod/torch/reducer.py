@@ -35,6 +35,7 @@ from horovod.common.ops.step_words import Outcome, Word
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
+from horovod.torch.reduced_twice import Rivals
 from horovod.torch.same_gradients import SameGradients
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot
@@ -65,9 +66,9 @@ class GradientReducer:
         self.enabled = enabled  # whether there is anyone to reduce with
         self.passes = backward_passes_per_step
         self.steps = 0  # that the optimizer has taken
-        self._op = op
+        self.op = op
         self._predivide_factor = gradient_predivide_factor
-        self._process_set = process_set
+        self.process_set = process_set
         # An average of one rank, or one of what was made smaller, says nothing.
         comparable = enabled and op == Average and compression is NoneCompressor
         self._sender = Sender(
@@ -88,6 +89,7 @@ class GradientReducer:
         self._over = False  # a backward pass has ended, and gradients of it are in flight
         self._all_made = AllMade(None, process_set)  # until there are names
         self._hooks: list[Any] = []
+        self._rivals = Rivals(self)
         self._active = False
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
         self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
@@ -98,9 +100,10 @@ class GradientReducer:
     def watch(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Reduces these parameters' gradients from now on; those of frozen ones when they are unfrozen."""
         named = list(named)
+        self._rivals.look(named)
         if self._all_made.wire is None and named:
-            self._all_made = all_made((name for name, _ in named), self._process_set, self)
-            self._all_made.reduce_as(self._op, self._predivide_factor)
+            self._all_made = all_made((name for name, _ in named), self.process_set, self)
+            self._all_made.reduce_as(self.op, self._predivide_factor)
         for name, parameter in named:
             if id(parameter) in self._slots or id(parameter) in self._frozen:
                 continue
@@ -134,6 +137,15 @@ class GradientReducer:
         for slots in (self._slots, self._frozen):
             for slot in slots.values():
                 slot.countdown = passes
+
+    def watches(self, parameter: torch.Tensor) -> bool:
+        """Whether it reduces the parameter's gradients, or will when it is unfrozen."""
+        slot = self._slots.get(id(parameter)) or self._frozen.get(id(parameter))
+        return slot is not None and slot.parameter is parameter
+
+    def compare_no_more(self) -> None:
+        """Says nothing of ranks that compute the same gradients from now on."""
+        self._sender.compare_no_more()
 
     def names(self) -> dict[torch.Tensor, str]:
         """Of the parameters that are watched."""
@@ -209,6 +221,7 @@ class GradientReducer:
             self._backward_ended()
 
     def _begin(self) -> None:
+        self._rivals.check()
         self._active = self._all_made.begun = True
         if not isinstance(threading.current_thread(), threading._DummyThread):  # not one of autograd's
             self._all_made.thread = threading.get_ident()
@@ -369,10 +382,10 @@ class GradientReducer:
         if not heard.changed:
             return
         reports = {current().world.rank: report}
-        ranks = self._process_set.ranks or range(current().world.size)
+        ranks = self.process_set.ranks or range(current().world.size)
         if heard.outcome is Outcome.OVER and len(ranks) > 1:
             with contextlib.suppress(HorovodInternalError):  # a rank has called hvd.join()
-                everybody = allgather_object(report, f"{self._all_made.wire}.reports", self._process_set)
+                everybody = allgather_object(report, f"{self._all_made.wire}.reports", self.process_set)
                 reports = dict(zip(ranks, everybody, strict=True))
         raise AssertionError(coded(TrainingCode.CHANGED_GRADIENTS, sentence(self.steps + 1, reports, len(self._slots))))
 
@@ -411,6 +424,7 @@ class GradientReducer:
         """Forgets what is in flight, and reduces nothing any more."""
         self.reset()
         _remove(self._hooks)
+        self.enabled = False
 
     def _clear(self) -> None:
         self._all_made.end()

@@ -79,11 +79,11 @@ class SameGradients:
                 f"In the first {STEPS} steps every rank computed the same gradients, so all of them seem to train on "
                 "the same data. Give each rank its part, for example with DataLoader(sampler=DistributedSampler("
                 "dataset, hvd.size(), hvd.rank())).",
-                stacklevel=_level_of_the_script(),
+                stacklevel=level_of_the_script(),
             )
 
 
-def _level_of_the_script() -> int:
+def level_of_the_script() -> int:
     """Of the line that called backward() or step(), for warnings.warn in the function that calls this one."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame is not None else None

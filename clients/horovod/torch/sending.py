@@ -51,6 +51,10 @@ class Sender:
             if self._same.over:
                 self._same = None
 
+    def compare_no_more(self) -> None:
+        """Says nothing of ranks that compute the same gradients."""
+        self._same = None
+
     def start(self, slot: Slot, quiet: bool) -> None:
         gradient = slot.parameter.grad
         assert gradient is not None
