@@ -276,9 +276,8 @@ def test_what_cannot_form_says_what_to_do(start: Start, environ: dict[str, str],
 
 
 def test_a_second_rank_0_is_refused(start: Start) -> None:
-    first = start(SHOW, **openmpi(0))
-    other = start(SHOW, **openmpi(0), HOROVOD_START_TIMEOUT="20")
-    ended = next(process for process in _as_they_end(first, other))
+    both = [start(SHOW, **openmpi(0), HOROVOD_START_TIMEOUT="100") for _ in range(2)]
+    ended = next(process for process in _as_they_end(*both))
     assert "is rank 0 of them already" in finish(ended)[2]
 
 

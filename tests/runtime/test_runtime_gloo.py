@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from error_codes import ends_with
-from runtime_harness import allreduce_all, form_threads, world
+from runtime_harness import allreduce_all, await_first, form_threads, world
 
 from horovod import _core
 from horovod.base.errors import SettingCode, WorldCode
 from horovod.base.settings import resolve
 from horovod.common import basics as hvd
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.worker.runtime.epoch import end
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import engine_options
 
@@ -112,22 +111,16 @@ def test_a_world_over_gloo(coordinator: EmbeddedCoordinator) -> None:
 
 @needs_gloo
 def test_ranks_must_agree(coordinator: EmbeddedCoordinator) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+    def join(operations: str) -> None:
+        form_threads(coordinator.address, 1, size=2, cpu_operations=operations, transport="tcp")
 
-    def join(operations: str) -> str:
-        try:
-            contexts = form_threads(
-                coordinator.address, 1, size=2, cpu_operations=operations, transport="tcp", start_timeout_seconds=2.0
-            )
-        except StartError as error:
-            return str(error)
-        for context in contexts:
-            end(context)
-        return ""
-
-    with ThreadPoolExecutor(2) as pool:
-        said = list(pool.map(join, ["gloo", "native"]))
-    assert any(re.search(ends_with(WorldCode.MEMBERS_DISAGREE, "cpu_operations"), one) for one in said), said
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(join, "gloo")
+        assert await_first(coordinator)
+        with pytest.raises(StartError, match=ends_with(WorldCode.MEMBERS_DISAGREE, "cpu_operations")):
+            join("native")
+        coordinator.give_up("default", "The other one was refused.")
+        assert isinstance(first.exception(60), StartError)
 
 
 def test_the_deadline_is_that_of_gloo_when_gloo_is_used() -> None:
