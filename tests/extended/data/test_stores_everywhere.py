@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fsspec
 import numpy as np
 import object_stores
 import pyarrow as pa
@@ -184,6 +185,15 @@ def test_data_is_read_here_and_in_other_processes(place: Place, spawned: Process
 def spawned() -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         yield pool
+
+
+def test_options_come_from_variables_too(service: object_stores.Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {f"FSSPEC_{service.kind.upper()}_{name.upper()}": value for name, value in service.options().items()}
+    monkeypatch.setattr(fsspec.config, "conf", {})
+    fsspec.config.set_conf_env(fsspec.config.conf, variables)  # as fsspec does when it is imported
+    store = Store.create(service.url("variables"))
+    store.write_text(store.get_run_path("run"), "here")
+    assert Store.create(service.url("variables"), storage_options=service.options()).exists(store.get_run_path("run"))
 
 
 @pytest.fixture
