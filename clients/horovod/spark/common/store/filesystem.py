@@ -13,7 +13,7 @@ from typing import Any
 from horovod.base.errors import DataCode, coded
 from horovod.spark.common.store.base import LocalOutputDir, Store, Sync, import_parquet
 from horovod.spark.common.store.failures import asked, call, failed
-from horovod.spark.common.store.writing import FolderSync, bucket_of, local_output_dir, names_of, write_file
+from horovod.spark.common.store.writing import FolderSync, bucket_of, local_output_dir, names_of, read_file, write_file
 
 _CHECKPOINT, _LOGS = "checkpoint", "logs"
 _MAGIC = b"PAR1"  # the first and the last four bytes of a Parquet file
@@ -161,8 +161,7 @@ class AbstractFilesystemStore(Store):
         with asked(path):
             for name in names_of(filesystem, local):
                 with contextlib.suppress(FileNotFoundError):
-                    size = call(filesystem, "info", name)["size"]
-                    return bytes(call(filesystem, "cat_file", name, content_bytes=size or 0))
+                    return read_file(filesystem, name)
         self._check_bucket(path)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
@@ -225,11 +224,15 @@ class FilesystemStore(AbstractFilesystemStore):
         try:
             import fsspec
 
-            return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+            fsspec.get_filesystem_class(fsspec.core.split_protocol(self.prefix_path)[0])
         except ImportError as error:
             raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{self.prefix_path}: {error}")) from error
         except ValueError as error:
             raise ValueError(coded(DataCode.WRONG_STORE_PATH, f"{self.prefix_path}: {error}")) from error
+        try:
+            return fsspec.core.url_to_fs(self.prefix_path, **self.storage_options)[0]
+        except Exception as error:  # a file with credentials that is not there is no path of the store
+            raise failed(self.prefix_path, f"{type(error).__name__}: {error}") from error
 
 
 class LocalStore(FilesystemStore):

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, whenever the writer dies.
+"""Files that are there, and are read, as a whole or not at all, whenever the writer dies.
 
 Object stores show an object once its upload is complete. Elsewhere a file is written under another name beside its
 place, and renamed. On a local disk its content is on the disk before it has its name.
@@ -10,6 +10,7 @@ whoever reads looks for both: see names_of().
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import tempfile
 import uuid
@@ -21,6 +22,7 @@ from horovod.spark.common.store.failures import call
 # fsspec's names of the object stores whose package is known to upload an object as a whole, from bytes and from files.
 # With others the object is copied onto its name, which is safe, but takes longer.
 _OBJECT_STORES = frozenset(("abfs", "abfss", "az", "gcs", "gs", "s3", "s3a"))
+_S3 = frozenset(("s3", "s3a"))
 _LOCAL = frozenset(("file", "local"))
 
 
@@ -37,6 +39,17 @@ def write_file(filesystem: Any, path: str, content: bytes | str) -> None:
         with _other_name(path, filesystem.rm_file) as other:
             _put(filesystem, other, content)
             _rename(filesystem, other, path)
+
+
+def read_file(filesystem: Any, path: str) -> bytes:
+    """The content of a file, all of it of one version. FileNotFoundError where there is none."""
+    filesystem.invalidate_cache()  # of folders: others write, too
+    size = call(filesystem, "info", path)["size"]
+    options: dict[str, Any] = {}
+    if _protocols(filesystem) & _S3 and "max_concurrency" in inspect.signature(filesystem._cat_file).parameters:
+        # Otherwise s3fs reads a large object in parts, which are of two versions when it is replaced meanwhile.
+        options["max_concurrency"] = 1
+    return bytes(call(filesystem, "cat_file", path, content_bytes=size or 0, **options))
 
 
 def names_of(filesystem: Any, path: str) -> tuple[str, ...]:
