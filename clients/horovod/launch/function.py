@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -239,7 +238,7 @@ def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -
         raise RuntimeError(task.raised(rank, hosts[rank], left[rank]))
     if silent := [rank for rank in range(len(hosts)) if rank not in left]:
         raise RuntimeError(task.no_result(silent[0], hosts[silent[0]]))
-    return [pickle.loads(left[rank].value) for rank in range(len(hosts))]  # noqa: S301
+    return [task.value_of(rank, left[rank]) for rank in range(len(hosts))]
 
 
 def _refused(code: ErrorCode, sentence: str) -> ValueError:

@@ -22,3 +22,25 @@ def host_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
             length += 1
         names[node] = f"{host}-{node[:length]}" if others else host
     return names
+
+
+class HostNames:
+    """The same for hosts that come one after the other: each keeps the name that it has got, and no other gets it."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, str] = {}  # all that have come, by id
+        self._names: dict[str, str] = {}
+
+    def given(self, nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
+        """Of these, and of all that came before.
+
+        >>> names = HostNames()
+        >>> names.given([("aaaa11", "gpu-1")])
+        {'aaaa11': 'gpu-1'}
+        >>> names.given([("bbbb22", "gpu-1")])
+        {'aaaa11': 'gpu-1', 'bbbb22': 'gpu-1-bbbb'}
+        """
+        self._hosts |= dict(nodes)
+        for node, name in host_names(list(self._hosts.items())).items():
+            self._names.setdefault(node, name)
+        return self._names

@@ -129,6 +129,18 @@ def no_result(rank: int, host: str) -> str:
     )
 
 
+def value_of(rank: int, result: Result) -> Any:
+    """What a rank returned. RuntimeError where the caller can't read it."""
+    try:
+        return pickle.loads(result.value)  # noqa: S301
+    except Exception as error:
+        sentence = (
+            f"What rank {rank} returned can't be read here ({type(error).__name__}: {error}). Its type must be of a "
+            "module that the caller has too, in the same version."
+        )
+        raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence)) from error
+
+
 def of_last_world(arrived: Mapping[int, Result]) -> list[Any]:
     """What the ranks of an elastic job's last world returned, in order. arrived: by slot. RuntimeError for none."""
     done = [(slot, result) for slot, result in sorted(arrived.items()) if result.error is None]
@@ -136,7 +148,7 @@ def of_last_world(arrived: Mapping[int, Result]) -> list[Any]:
     last_world = [(result.rank, slot, result) for slot, result in done if result.epoch == epoch]
     if not last_world:
         raise RuntimeError(no_result(0, "of its last world"))
-    return [pickle.loads(result.value) for *_, result in sorted(last_world, key=lambda one: one[:2])]  # noqa: S301
+    return [value_of(rank, result) for rank, _, result in sorted(last_world, key=lambda one: one[:2])]
 
 
 def raised(rank: int, host: str, result: Result) -> str:

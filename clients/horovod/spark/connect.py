@@ -29,6 +29,7 @@ from horovod.spark.task.attend import Order, attend
 # then the coordinator is there.
 _ALL_COME_S = 120.0
 _SCHEMA = "kind string, content binary"
+_PIECE_BYTES = 1 << 20  # of a row: Spark copies rows, and sends a client batches of limited size
 _STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
 
 
@@ -51,7 +52,10 @@ def run_connected(request: Request, session: Any) -> list[Any]:
         raise RuntimeError(of_spark(str(error))) from error
     finally:
         session.removeTag(tag)
-    found = {row.kind: bytes(row.content) for row in rows}
+    pieces: dict[str, list[bytes]] = {}
+    for row in rows:
+        pieces.setdefault(row.kind, []).append(bytes(row.content))
+    found = {kind: b"".join(its) for kind, its in pieces.items()}
     for stream, kind in ((request.stdout or sys.stdout, _STDOUT), (request.stderr or sys.stderr, _STDERR)):
         if text := found.get(kind, b"").decode(errors="backslashreplace"):
             stream.write(text)
@@ -61,7 +65,7 @@ def run_connected(request: Request, session: Any) -> list[Any]:
     return results
 
 
-def _task(content: bytes, batches: Iterator[Any]) -> Iterator[Any]:
+def _task(request: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     """One task. The first one yields the rows."""
     import pyarrow
     from pyspark import BarrierTaskContext
@@ -69,12 +73,12 @@ def _task(content: bytes, batches: Iterator[Any]) -> Iterator[Any]:
     for _ in batches:
         pass
     context = BarrierTaskContext.get()
-    found = _first_task(content, context) if context.partitionId() == 0 else _other_task(context)
-    if found:
-        kinds = pyarrow.array(list(found), pyarrow.string())
-        yield pyarrow.RecordBatch.from_arrays(
-            [kinds, pyarrow.array(list(found.values()), pyarrow.binary())], names=["kind", "content"]
-        )
+    found = _first_task(request, context) if context.partitionId() == 0 else _other_task(context)
+    for kind, content in found.items():
+        for at in range(0, len(content), _PIECE_BYTES):
+            columns = [pyarrow.array([kind], pyarrow.string())]
+            columns.append(pyarrow.array([content[at : at + _PIECE_BYTES]], pyarrow.binary()))
+            yield pyarrow.RecordBatch.from_arrays(columns, names=["kind", "content"])
 
 
 class _Inside:

@@ -182,7 +182,11 @@ def of_spark(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """What Java said, where Py4J has put a line of its own before it, without the name of the exception."""
+    """What Java said, where Py4J has put a line of its own before it, without the name of the exception; of an error of
+    gRPC, under Spark Connect, its details.
+    """
+    if details := re.search(r'^\s*details = "(.+)"$', text, re.MULTILINE):
+        text = details[1]
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["without a reason"]
     line = next((line.removeprefix(": ") for line in lines[:3] if line.startswith(": ")), lines[0])
     line = re.sub(r"^\(?(?:[\w$]+\.)+[\w$]+(?:: |\) )(?:\[\w+\] )?|\s*SQLSTATE: \w+$", "", line)

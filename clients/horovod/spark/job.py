@@ -30,7 +30,7 @@ from horovod.launch.console.python_streams import PythonStreams
 from horovod.launch.console.story import StoryLines
 from horovod.launch.elastic.policy import elastic_variables
 from horovod.launch.elastic.request import Replacement
-from horovod.launch.host_names import host_names
+from horovod.launch.host_names import HostNames
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.timeout import TimeoutException
@@ -150,6 +150,7 @@ class Job:
         self._tasks = Tasks(console, self._elastic or self._fixed)
         self._story = StoryLines(lambda line: console.note(f"horovod.spark: {line}"))
         self._failures: list[Failure] = []
+        self._host_names = HostNames()
         self._coordinator: OwnCoordinator | None = None
         self._spark_said = ""  # why the Spark job failed
         self._spark_ended = False
@@ -359,12 +360,11 @@ class Job:
             return function.of_last_world(arrived)
         if silent := [rank for rank in range(self._request.size) if rank not in arrived]:
             raise RuntimeError(function.no_result(silent[0], self._host_of(silent[0])))
-        return [pickle.loads(arrived[rank].value) for rank in range(self._request.size)]  # noqa: S301
+        return [function.value_of(rank, arrived[rank]) for rank in range(self._request.size)]
 
     def _host_of(self, rank: int) -> str:
-        return next(
-            one.came.host for one in self._fixed.attempts.values() if self._fixed.ranks[one.came.partition] == rank
-        )
+        fixed = self._fixed
+        return next(self._host_name(one) for one in fixed.attempts.values() if fixed.ranks[one.came.partition] == rank)
 
     def _arrived(self) -> dict[int, function.Result]:
         return {rank: function.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
@@ -373,11 +373,9 @@ class Job:
 
     def _start(self, attempt: Attempt, place: Place) -> Start:
         assert self._coordinator is not None
-        together = [(one.came.together, one.came.host) for one in (*self._tasks.running.values(), attempt)]
-        host = host_names(together)[attempt.came.together]
         on = JobOnHost(
             self._environ,
-            host,
+            self._host_name(attempt),
             self._request.size,
             self._coordinator.address,
             self._coordinator.token,
@@ -386,6 +384,11 @@ class Job:
         )
         environ = rank_environment(on, place, incarnation=attempt.number)
         return Start(environ, self._unset, self._request.python, fails_task=self._elastic is not None)
+
+    def _host_name(self, attempt: Attempt) -> str:
+        """By which processes and the coordinator know its host: several containers of YARN may have one name."""
+        together = [(one.came.together, one.came.host) for one in (*self._tasks.running.values(), attempt)]
+        return self._host_names.given(together)[attempt.came.together]
 
     def _failed(self, attempt: Attempt, rank: int) -> None:
         """Told to the others at once: in their world, or where they join one, by the coordinator."""
@@ -397,7 +400,7 @@ class Job:
             self._exchange.results.pop(rank, None)  # not that of the next process in this slot
         failure = Failure(
             rank,
-            attempt.came.host,
+            self._host_name(attempt),
             ended.pid if ended else 0,
             ended.code if ended else None,
             ended.stopped if ended else False,

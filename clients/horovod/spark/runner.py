@@ -67,7 +67,7 @@ def run(
         stdout,
         stderr,
         int(verbose or 0),
-        sorted(nics or ()),
+        _interfaces(nics),
         prefix_output_with_timestamp,
         executable or "",
     )
@@ -137,7 +137,7 @@ def run_elastic(
         stdout,
         stderr,
         int(verbose or 0),
-        sorted(nics or ()),
+        _interfaces(nics),
         prefix_output_with_timestamp,
         elastic=ElasticSizes(fewest, most, reset_limit, timeout_s),
     )
@@ -193,6 +193,11 @@ def _start_timeout(given: float | None) -> float:
     if given is None:
         return resolve().spark_start_timeout_seconds
     return float(ROWS["spark_start_timeout_seconds"].check(given, "start_timeout"))
+
+
+def _interfaces(nics: Iterable[str] | None) -> list[str]:
+    """A string has them as --network-interfaces of horovodrun has: with commas between."""
+    return sorted(nics.split(",") if isinstance(nics, str) else nics or ())
 
 
 def _renamed(old: str, value: int, new: str) -> int:

@@ -13,6 +13,7 @@ from pyspark import SparkConf
 
 from horovod.base.errors import LaunchCode, WorldCode
 from horovod.base.settings import Settings
+from horovod.launch.host_names import HostNames
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
@@ -150,6 +151,11 @@ def test_the_sentence_of_a_lost_task() -> None:
         ),
         ("Answer from Java side is empty", LaunchCode.JOB_CANCELLED, "Java process of the Spark driver has ended"),
         ("BarrierJobRunWithDynamicAllocationException: [SPARK-24942]: no", LaunchCode.UNSUPPORTED_OPTION, "Connect"),
+        (
+            '<_Rendezvous of RPC that terminated with:\n\tstatus = X\n\tdetails = "Sent message larger than max"\n>',
+            LaunchCode.RANK_FAILED,
+            "failed: Sent message larger than max.",
+        ),
         ("An error occurred.\n: a.b.SparkException: It fell.\n at x", LaunchCode.RANK_FAILED, "failed: It fell."),
     ],
 )
@@ -198,6 +204,16 @@ def test_ranks_are_counted_host_by_host() -> None:
         2: (1, 1),
         1: (2, 0),
     }
+
+
+def test_hosts_keep_their_names() -> None:
+    """Containers of one machine, of which the first one comes alone, and is lost."""
+    names = HostNames()
+    first = names.given([("aaaa1", "node")])["aaaa1"]
+    others = names.given([("bbbb1", "node"), ("bbbb2", "node"), ("cccc", "other")])
+    assert others == {"aaaa1": first, "bbbb1": "node-bbbb1", "bbbb2": "node-bbbb2", "cccc": "other"}
+    assert names.given([("dddd", "node")])["dddd"] == "node-dddd"
+    assert names.given([("aaaa1", "node")])["aaaa1"] == first == "node"
 
 
 def test_hosts_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,7 @@ def test_an_executable(tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\nBY=executable exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     out, err = _Refusing(), io.StringIO()
-    options = {"executable": str(python), "nics": ["lo"], "verbose": 2, "prefix_output_with_timestamp": True}
+    options = {"executable": str(python), "nics": "lo", "verbose": 2, "prefix_output_with_timestamp": True}
     with pytest.warns(RuntimeWarning, match="could not be written .*no room"):
         found = run(spark_ranks.place, "", "BY", num_proc=1, stdout=out, stderr=err, **options)
     assert found[0]["variables"] == {"BY": "executable"}
