@@ -22,7 +22,7 @@ import pytest
 
 KINDS = ("s3", "gs", "abfs")
 BUCKET = "bucket"
-READY_S = 60.0
+READY_S = 120.0
 _PACKAGES = {"s3": ("s3fs", "moto", "flask_cors"), "gs": ("gcsfs", "gcp_storage_emulator"), "abfs": ("adlfs",)}
 _AZURITE = Path(sys.prefix, "azurite/node_modules/azurite/dist/src/blob/main.js")
 # It ends when its standard input does. Azurite reads its options from the arguments.

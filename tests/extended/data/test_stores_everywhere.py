@@ -26,7 +26,8 @@ from horovod.base.errors import DataCode
 from horovod.data import ParquetReader
 from horovod.spark.common.store import FilesystemStore, Store, failures
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
+pytestmark = pytest.mark.timeout(300)
 Services = Callable[[str], object_stores.Service]
 numbers = itertools.count()
 
@@ -227,15 +228,24 @@ def refused(store: Store, *facts: str) -> None:
         assert type(pickle.loads(pickle.dumps(e.value))) is type(e.value)
 
 
+def unreadable(store: Store) -> None:
+    with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA, "intermediate_train_data")):
+        ParquetReader(store.get_train_data_path(), storage_options=store.get_storage_options())
+
+
 def test_a_bucket_that_is_not_there(service: object_stores.Service) -> None:
-    refused(Store.create(service.url("x", bucket="mistyped"), storage_options=service.options()), "mistyped")
+    store = Store.create(service.url("x", bucket="mistyped"), storage_options=service.options())
+    refused(store, "mistyped")
+    unreadable(store)
 
 
 def test_credentials_that_are_refused(service: object_stores.Service) -> None:
     earlier = Store.create(service.url("refused"), storage_options=service.options())
     earlier.write(f"{earlier.get_run_path('run')}/checkpoint", b"earlier")
     with service.refusing_keys() as options:
-        refused(Store.create(service.url("refused"), storage_options={**options, "use_listings_cache": False}))
+        store = Store.create(service.url("refused"), storage_options={**options, "skip_instance_cache": True})
+        refused(store)
+        unreadable(store)
     assert earlier.read(f"{earlier.get_run_path('run')}/checkpoint") == b"earlier"
 
 
@@ -245,7 +255,9 @@ def test_credentials_that_are_not_there(service: object_stores.Service) -> None:
         "gs": {"token": "/absent.json"},
         "abfs": {"connection_string": "absent"},
     }
-    refused(Store.create(service.url("x"), storage_options=absent[service.kind]))
+    store = Store.create(service.url("x"), storage_options=absent[service.kind])
+    refused(store)
+    unreadable(store)
 
 
 @pytest.mark.usefixtures("_impatient")
@@ -253,7 +265,9 @@ def test_a_service_that_is_away(service: object_stores.Service) -> None:
     with socket.socket() as unheard:
         unheard.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unheard.getsockname()[1]}"
-        refused(Store.create(service.url("x"), storage_options=service.options(address)))
+        store = Store.create(service.url("x"), storage_options=service.options(address))
+        refused(store)
+        unreadable(store)
 
 
 def test_a_service_that_never_answers(service: object_stores.Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from horovod.base.errors import DataCode, TrainingCode, coded
 
 # Footers are small, and on object stores each takes the time of a request.
 _FOOTERS_AT_ONCE = 16
+_LONGEST = 500  # characters of a reason: some services answer with a page
 
 
 class RowGroup(NamedTuple):
@@ -157,8 +158,8 @@ def _on_file_system(
         filesystem, first = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
     except ImportError as error:
         raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{paths[0]} can't be read: {error}")) from error
-    except ValueError as error:
-        raise _unreadable(paths[0], error) from error
+    except Exception as error:  # also FileNotFoundError, for a file with credentials
+        raise _unreadable(paths[0], f"{type(error).__name__}: {error}") from error
     return filesystem, [first, *(filesystem._strip_protocol(path) for path in paths[1:])]
 
 
@@ -187,4 +188,5 @@ def _unreadable(what: str, why: object) -> OSError:
     """`why` may be an exception of any kind: each file system raises those of its own library."""
     if isinstance(why, FileNotFoundError):
         why = "it is not there"
-    return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {str(why).rstrip('.')}."))
+    reason = " ".join(str(why).split())[:_LONGEST].rstrip(".") or type(why).__name__
+    return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {reason}."))
