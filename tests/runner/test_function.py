@@ -18,6 +18,7 @@ from launching import still_alive
 
 import horovod
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
+from horovod.launch import task
 
 
 def by_value(function: Any) -> Any:
@@ -141,6 +142,12 @@ def look_at_descriptors() -> tuple[list[str], list[str]]:
         ["ls", "-l", "/proc/self/fd"], stdout=subprocess.PIPE, text=True, close_fds=False, check=True
     )
     return names(mine.stdout), names(child.stdout)
+
+
+def test_a_result_that_the_caller_can_not_read_names_its_rank() -> None:
+    result = task.Result(b"conly_there\nSomething\n.")
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "rank 3", "No module named 'only_there'")):
+        task.value_of(3, result)
 
 
 def test_what_travels_is_in_no_folder_and_ends_with_the_processes(

@@ -36,11 +36,9 @@ class Cluster(Protocol):
 
 def why_unusable(context: Any) -> str:
     """The sentence for a SparkContext that was stopped, or whose Java process has ended; else ""."""
-    from py4j.protocol import Py4JError
-
     try:
         return unusable_context("") if context._jsc is None or context._jsc.sc().isStopped() else ""
-    except (OSError, Py4JError) as error:
+    except Exception as error:  # of Py4J, or of the socket that it uses
         return unusable_context(said(error))
 
 

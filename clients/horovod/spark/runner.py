@@ -47,7 +47,7 @@ def run(
         sys.stdout and sys.stderr as they are now.
     verbose: 2 also tells which worlds the job had.
     nics: the network interfaces to use, where the addresses that Spark knows are not the right ones.
-    executable: the Python of the processes, default that of the executors.
+    executable: the Python of the processes, of the driver's version; default that of the executors.
 
     Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process
     fails; the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when
