@@ -27,6 +27,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 
 JOB = "digits"
 CALM_S = 150  # longer than all limits one after the other: the grace, the return and the slow start
+CALM_STEPS_S = 30  # of it in small steps
 
 
 class Doing(Enum):
@@ -144,8 +145,8 @@ class Chaos(Story):
         """Nobody goes any more, and all commit. In the end nobody is forgotten."""
         self.is_calm = True
         self.say("calm")
-        for _ in range(CALM_S * 2):
-            self._go_on(0.5)
+        for seconds in [0.5] * 2 * CALM_STEPS_S + [5.0] * ((CALM_S - CALM_STEPS_S) // 5):
+            self._go_on(seconds)
             for one in self._those(Doing.TRAINS):
                 self._commit(one)
             while self.pending:
