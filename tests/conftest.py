@@ -10,6 +10,8 @@ import tiers
 from hypothesis import settings
 
 FOLDER = Path(__file__).parent / "extended"
+# Of a test that takes half a minute on a quiet machine, and ten times as long beside other work.
+LONG_S = 400
 
 settings.register_profile("tests", deadline=None)  # no test asserts on wall time
 settings.load_profile("tests")
@@ -25,6 +27,9 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In the extended tier, of the tests outside of tests/extended those that do more there than in the short one."""
+    for item in items:
+        if FOLDER in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LONG_S))
     if not tiers.EXTENDED:
         return
     chosen = [item for item in items if FOLDER in item.path.parents or _does_more(item)]

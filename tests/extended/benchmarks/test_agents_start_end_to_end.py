@@ -22,7 +22,7 @@ def test_figures_of_a_few_agents(options: tuple[str, ...]) -> None:
         except NetworkError as error:
             pytest.skip(str(error))
     command = [sys.executable, "benchmarks/agents_start.py", "--agents", "3", "--jobs", "2", "--json", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["agents"], len(found["jobs"])) == (3, 2)

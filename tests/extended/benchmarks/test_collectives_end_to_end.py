@@ -16,7 +16,7 @@ from benchmarks.world import ROOT
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=110)
+    return subprocess.run(command, capture_output=True, text=True, timeout=380)
 
 
 def is_png(file: Path) -> bool:

@@ -26,7 +26,7 @@ def test_figures_of_small_worlds(tmp_path: Path, relay: bool) -> None:
         figures,
         *(["--relay"] if relay else []),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr
     small, large = json.loads(figures.read_text())
     assert (small["members"], large["members"]) == (16, 64)

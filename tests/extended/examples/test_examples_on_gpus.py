@@ -41,7 +41,7 @@ def run(command: list[str], **environment: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
         env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stdout + done.stderr
