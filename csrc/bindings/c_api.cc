@@ -33,6 +33,9 @@ struct HorovodOperation {
   std::shared_ptr<horovod::Submission> submission;
   std::weak_ptr<horovod::Engine> engine;
   horovod::KeepAlive used;  // calls HorovodCall::unused when its last copy goes
+  // Of the script's thread, which waits in slices and looks for signals between them. It starts nothing there, so it is
+  // blocked between them too.
+  std::optional<horovod::WaitingThread::Wait> waiting;
 };
 
 namespace horovod {
@@ -213,8 +216,8 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
     constexpr int64_t kForEver = std::numeric_limits<int64_t>::max() / 2;
     Submission& submission = *operation->submission;
     const int64_t limit = now_us() + (timeout_us < 0 ? kForEver : std::min(timeout_us, kForEver));
-    std::optional<WaitingThread::Wait> waiting;
-    if (!submission.by_graph) waiting.emplace();
+    std::optional<WaitingThread::Wait>& waiting = operation->waiting;
+    if (!submission.by_graph && !waiting) waiting.emplace();
     while (!submission.is_done()) {
       const int64_t left_us = limit - now_us();
       in_time = left_us > 0;
@@ -223,6 +226,7 @@ int32_t c_wait(HorovodOperation* operation, int64_t timeout_us) {
       if (!engine) return shut_down();
       if (!engine->wait(submission, std::min(left_us, limits::kSignalCheckUs)) && waiting) waiting->blocked();
     }
+    waiting.reset();
     return submission.status;
   });
   return in_time ? code : HOROVOD_TIMEOUT;

@@ -29,7 +29,7 @@ class WaitingThread {
 
   // The calling thread waits for operations, or polls.
   static void count() {
-    if (!t_stands_in) (void)&t_registered;  // counts it the first time
+    if (!t_stands_in) t_registered.count();
   }
 
   // From now on the calling thread runs (or no longer runs) a call for which another thread waits that may have waited
@@ -44,9 +44,17 @@ class WaitingThread {
   }
 
  private:
+  // Counts when it is told to, and not when it is made: a thread that uses one variable of its own gets all of them
+  // that are defined in the same compilation.
   struct Registered {
-    Registered() { threads_.fetch_add(1, std::memory_order_relaxed); }
-    ~Registered() { threads_.fetch_sub(1, std::memory_order_relaxed); }
+    bool counted = false;
+    void count() {
+      if (!counted) threads_.fetch_add(1, std::memory_order_relaxed);
+      counted = true;
+    }
+    ~Registered() {
+      if (counted) threads_.fetch_sub(1, std::memory_order_relaxed);
+    }
   };
 
   // Statistics: each thread adds and takes away its own part, nothing is ordered by them. A reader that sees a thread
