@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from horovod.common.gradients import name_of_group
+
 SCRIPT = Path(__file__).with_name("numpy_framework.py")
 
 
@@ -33,3 +35,13 @@ def test_importing_the_operations_imports_no_framework() -> None:
         "print([name for name in ('torch', 'numpy', 'tensorflow', 'jax', 'grpc') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", found], text=True).strip() == "[]"
+
+
+def test_groups_of_different_gradients_have_different_names() -> None:
+    few = ["gradient.0.kernel", "gradient.2.bias"]
+    assert name_of_group(few[:1]) == "gradient.0.kernel"
+    assert name_of_group(few) == "gradient.0.kernel,gradient.2.bias"
+    many = [f"gradient.{place}.kernel" for place in range(60)]
+    others = [*many[:-1], "gradient.60.kernel"]
+    assert name_of_group(many).startswith("gradient.0.kernel,and_59_more_")
+    assert name_of_group(many) != name_of_group(others)

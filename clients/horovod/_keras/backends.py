@@ -24,7 +24,11 @@ class Aggregation(Protocol):
     """Sums of the gradients of several backward passes, as horovod.tensorflow.aggregation has them."""
 
     def step(
-        self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        use: Callable[[list[Any]], object],
+        skip: Callable[[], object],
     ) -> None: ...
 
 

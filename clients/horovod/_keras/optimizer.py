@@ -73,10 +73,22 @@ class Distribution:
             apply(given, trainable_variables=variables)
             return
         known = list(optimizer._trainable_variables if variables is None else variables)
+        asked = {identity(variable) for variable in known}
+        given, known = _among_all(optimizer, given, known)
 
         def use(taken: list[Any]) -> None:
+            reduced = self.reduce(taken, known, loss_scaled)
             with self._done():
-                apply(self.reduce(taken, known, loss_scaled), trainable_variables=variables)
+                if len(known) == len(asked):
+                    apply(reduced, trainable_variables=variables)
+                    return
+                # A variable of earlier passes has a sum, though this call has no gradient of it.
+                pairs = [
+                    (gradient, variable)
+                    for gradient, variable in zip(reduced, known, strict=True)
+                    if gradient is not None or identity(variable) in asked
+                ]
+                apply([pair[0] for pair in pairs], trainable_variables=[pair[1] for pair in pairs])
 
         if self.aggregation is None:
             use(given)
@@ -84,7 +96,7 @@ class Distribution:
         if not optimizer.built:
             optimizer.build(known)
             optimizer.built = True
-        self.aggregation.step(given, use, lambda: optimizer.iterations.assign_add(1))
+        self.aggregation.step(given, known, use, lambda: optimizer.iterations.assign_add(1))
 
     def stateless_apply(
         self,
@@ -119,6 +131,19 @@ class Distribution:
             yield
         finally:
             self.applies = False
+
+
+def _among_all(optimizer: Any, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
+    """The same for all variables of the optimizer, in its order, where a script left out those without a gradient.
+
+    Ranks know a gradient by its place: where they leave out different variables, the places among the rest are the same
+    for different ones.
+    """
+    every = list(getattr(optimizer, "_trainable_variables", ())) if optimizer.built else []
+    by_variable = {identity(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+    if len(by_variable) == len(every) or not by_variable.keys() <= {identity(variable) for variable in every}:
+        return gradients, variables
+    return [by_variable.get(identity(variable)) for variable in every], every
 
 
 class CallableList(list[Any]):

@@ -38,17 +38,23 @@ class _Reducing:
         if distribution.aggregation is None:
             return list(zip(distribution.reduce(gradients, variables, loss_scaled=True), variables, strict=True))
         aggregation: Any = distribution.aggregation
-        present = [gradient is not None for gradient in gradients]
+        if all(gradient is None for gradient in gradients) and not any(map(aggregation.has_sum, variables)):
+            return pairs  # which the optimizer refuses
+        is_last = aggregation.add(gradients, variables)
+        present = [aggregation.has_sum(variable) for variable in variables]
 
         def last() -> list[Any]:
-            reduced = distribution.reduce(aggregation.take(gradients), variables, loss_scaled=True)
+            reduced = distribution.reduce(aggregation.take(variables), variables, loss_scaled=True)
             return [tf.convert_to_tensor(one) for one in reduced if one is not None]
 
         def not_yet() -> list[Any]:  # finite, so that no loss scaling decides on it
-            return [tf.zeros(gradient.shape, gradient.dtype) for gradient in gradients if gradient is not None]
+            return [
+                tf.zeros(variable.shape, variable.dtype)
+                for there, variable in zip(present, variables, strict=True)
+                if there
+            ]
 
         as_it_is(last, not_yet)
-        is_last = aggregation.add(gradients)
         self.__dict__["_hvd_is_last"] = is_last
         results = iter(tf.nest.flatten(tf.cond(is_last, last, not_yet)))
         return [
@@ -125,9 +131,10 @@ class _DistributedLegacyOptimizer(_Reducing):
     ) -> Any:
         """Reduces the gradients over the ranks and applies them."""
         apply = super().apply_gradients  # type: ignore[misc]
-        pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if _of(self).aggregation is None:
+            pairs = [pair for pair in grads_and_vars if pair[0] is not None]
             return apply(pairs, name=name, experimental_aggregate_gradients=experimental_aggregate_gradients)
+        pairs = list(grads_and_vars)
         if experimental_aggregate_gradients:
             pairs = self._hvd_reduced(pairs)
         if "_hvd_is_last" not in self.__dict__:

@@ -10,7 +10,7 @@ import torch
 
 from horovod import torch as hvd
 from horovod.common.basics import Average, Sum
-from horovod.common.gradients import Reduction, identity
+from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 Compression = hvd.Compression
@@ -38,7 +38,7 @@ def reduced_but_local(
         packed = [reduction.compression.compress(_whole(gradients[place])) for place in members]
         handle = hvd.grouped_allreduce_async(
             [small for small, _ in packed],
-            name=f"gradient.{members[0]}.{variables[members[0]].name}",
+            name=name_of_group([f"gradient.{place}.{variables[place].name}" for place in members]),
             op=reduction.op,
             prescale_factor=factors[0],
             postscale_factor=factors[1],
@@ -82,21 +82,28 @@ class Aggregation:
         self._passes = passes
         self._average = average
         self._counter = 0
-        self._sums: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, torch.Tensor] = {}  # by identity of the variable
 
-    def step(self, gradients: Sequence[Any], use: Callable[[list[Any]], object], skip: Callable[[], object]) -> None:
-        for place, gradient in enumerate(gradients):
+    def step(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        use: Callable[[list[Any]], object],
+        skip: Callable[[], object],
+    ) -> None:
+        keys = [identity(variable) for variable in variables]
+        for key, gradient in zip(keys, gradients, strict=True):
             if gradient is not None:
-                known = self._sums.get(place)
-                self._sums[place] = gradient.detach().clone() if known is None else known.add_(gradient.detach())
+                known = self._sums.get(key)
+                self._sums[key] = gradient.detach().clone() if known is None else known.add_(gradient.detach())
         self._counter += 1
         if self._counter < self._passes:
             skip()
             return
         taken, self._sums, self._counter = self._sums, {}, 0
         if self._average:
-            taken = {place: total / self._passes for place, total in taken.items()}
-        use([taken.get(place) for place in range(len(gradients))])
+            taken = {key: total / self._passes for key, total in taken.items()}
+        use([taken.get(key) for key in keys])
 
 
 def allreduce(value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any) -> Any:

@@ -6,16 +6,19 @@ horovod._keras.torch_gradients) reads it.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
+
+_LONGEST_GROUP_NAME: Final = 100
 
 
 def identity(variable: Any) -> int:
@@ -98,6 +101,16 @@ class Reduction:
         groups = [[where[identity(one)] for one in group if identity(one) in where] for group in self.groups]
         alone = set(places).difference(*groups)
         return [group for group in groups if group] + [[place] for place in sorted(alone)]
+
+
+def name_of_group(names: Sequence[str]) -> str:
+    """One that differs where ranks reduce different gradients as one operation, of which the shapes may be the same."""
+    if len(names) == 1:
+        return names[0]
+    if len(whole := ",".join(names)) <= _LONGEST_GROUP_NAME:
+        return whole
+    digest = hashlib.blake2s(whole.encode(), digest_size=4).hexdigest()
+    return f"{names[0]},and_{len(names) - 1}_more_{digest}"
 
 
 def groups_of(groups: Any, num_groups: int) -> Any:

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
-from horovod.common.gradients import Reduction
+from horovod.common.gradients import Reduction, name_of_group
 from horovod.common.ops.handles import AnyHandle, synchronize
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet import sparse
@@ -185,7 +185,7 @@ def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: S
     handles: list[AnyHandle] = []
     for group in reduction.grouped(dense):
         small = [packed[dense[index]][0] for index in group]
-        name = names[dense[group[0]]]
+        name = name_of_group([names[dense[index]] for index in group])
         if len(small) == 1:
             handles.append(COLLECTIVES.allreduce_async_(small[0], reduction.op, name, *factors))
         else:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.common.basics import Average
-from horovod.common.gradients import Reduction, identity
+from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
@@ -61,7 +61,7 @@ def _reduced(
             postscale_factor=factors[1],
             process_set=reduction.process_set,
             ignore_name_scope=True,
-            name=names[group[0]],
+            name=name_of_group([names[place] for place in group]),
         )
         for place, result in zip(group, reduced_group, strict=True):
             results[place] = result

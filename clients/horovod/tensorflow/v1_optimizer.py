@@ -62,14 +62,14 @@ class _Around(tf.compat.v1.train.Optimizer):
     def variables(self, *args: Any, **kwargs: Any) -> Any:
         return self._optimizer.variables(*args, **kwargs)
 
-    def _after_passes(self, gradients: Sequence[Any], use: Any, global_step: Any) -> Any:
+    def _after_passes(self, gradients: Sequence[Any], variables: Sequence[Any], use: Any, global_step: Any) -> Any:
         """use(gradients), at once or with the sums of several passes; the operation to run."""
         if self._aggregation is None:
             return use(list(gradients))
-        is_last = self._aggregation.add(gradients)
+        is_last = self._aggregation.add(gradients, variables)
 
         def last() -> tf.Tensor:
-            with tf.control_dependencies([use(self._aggregation.take(gradients))]):  # type: ignore[union-attr]
+            with tf.control_dependencies([use(self._aggregation.take(variables))]):  # type: ignore[union-attr]
                 return tf.constant(0)
 
         def not_yet() -> tf.Tensor:
@@ -104,7 +104,7 @@ class _DistributedOptimizer(_Around):
             together = list(zip(self._reduced(taken, variables), variables, strict=True))
             return self._optimizer.apply_gradients(together, global_step=global_step, name=name)
 
-        return self._after_passes(gradients, use, global_step)
+        return self._after_passes(gradients, variables, use, global_step)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return reduced_but_local(gradients, variables, set(self._local), self._reduction)
@@ -136,7 +136,7 @@ class _AdasumOptimizer(_Around):
                 *(one.assign(old + change) for one, old, change in zip(variables, before, combined, strict=True))
             )
 
-        return self._after_passes(gradients, use, global_step)
+        return self._after_passes(gradients, variables, use, global_step)
 
 
 def _make_slots(optimizer: Any, variables: Sequence[Any]) -> None:

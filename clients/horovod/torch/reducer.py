@@ -28,6 +28,7 @@ import torch
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.gradients import name_of_group
 from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
 from horovod.common.ops.objects import allgather_object
@@ -130,7 +131,7 @@ class GradientReducer:
         for parameters in groups:
             slots = [self._slots[id(parameter)] for parameter in parameters if id(parameter) in self._slots]
             if len(slots) > 1:
-                self._groups.append(Group(slots))
+                self._groups.append(Group(slots, name_of_group([slot.name for slot in slots])))
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes

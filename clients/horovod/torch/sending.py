@@ -133,7 +133,7 @@ class Sender:
             [travelling for travelling, _ in packed],
             True,
             self._op,
-            group.slots[0].name,
+            group.name,
             self._prescale,
             self._postscale,
             self._process_set,

@@ -40,13 +40,59 @@ def _other_functions(steps: int, jit: bool) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("steps", [0, 20], ids=["new", "known"])
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize(
+    ("steps", "jit"), [(0, False), (20, False), (20, True)], ids=["graph-new", "graph-known", "xla-known"]
+)
 def test_functions_that_wait_for_each_other(keeper: Keeper, steps: int, jit: bool) -> None:
     for sentence in keeper.get().run(_other_functions, steps, jit):
         assert FOUND in sentence
         assert "rank 0 waits for allreduce.f, which rank 1 has not started" in sentence
         assert "rank 1 waits for allreduce.g, which rank 0 has not started" in sentence
+
+
+def _other_variables(optimizer: bool) -> str:
+    """Each rank has gradients of another head, of the same shape. A thread computes, so the processes are not idle."""
+    import threading
+
+    import keras
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    variables = [tf.Variable([1.0, 2.0]) for _ in range(3)]
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variables[0] * variables[1 + hvd.rank()])
+    ended = threading.Event()
+
+    def compute() -> None:
+        while not ended.wait(0.02):
+            sum(range(200_000))
+
+    def reduce() -> None:
+        if not optimizer:
+            hvd.DistributedGradientTape(tape).gradient(loss, variables)
+            return
+        sgd = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        sgd.build(variables)
+        pairs = zip(tape.gradient(loss, variables), variables, strict=True)
+        sgd.apply_gradients([pair for pair in pairs if pair[0] is not None])
+
+    computing = threading.Thread(target=compute)
+    computing.start()
+    try:
+        with pytest.raises(Exception, match=ends_with(OperationCode.DEADLOCK)) as caught:
+            reduce()
+    finally:
+        ended.set()
+        computing.join()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("optimizer", [False, True], ids=["tape", "optimizer"])
+def test_gradients_of_other_variables_on_each_rank(keeper: Keeper, optimizer: bool) -> None:
+    for sentence in keeper.get().run(_other_variables, optimizer):
+        assert "rank 0 waits for grouped_allreduce.gradient.0.Variable,gradient.1.Variable, which rank 1" in sentence
+        assert "rank 1 waits for grouped_allreduce.gradient.0.Variable,gradient.2.Variable, which rank 0" in sentence
 
 
 def _more_steps_on_one_rank() -> str:

@@ -24,10 +24,11 @@ S = TypeVar("S", bound=Grouped)
 class Group(Generic[S]):
     """Parameters whose gradients are reduced as one operation."""
 
-    __slots__ = ("missing", "slots")
+    __slots__ = ("missing", "name", "slots")
 
-    def __init__(self, slots: Sequence[S]) -> None:
+    def __init__(self, slots: Sequence[S], name: str = "") -> None:
         self.slots = slots
+        self.name = name  # on the wire
         self.missing = len(slots)
         for slot in slots:
             slot.group = self  # type: ignore[assignment]

@@ -174,7 +174,7 @@ def _scaled(gradient: Any, op: int, prescale: float, postscale: float, process_s
     tensor = tf.convert_to_tensor(gradient)
     factor = prescale * postscale
     if factor != 1.0:
-        tensor *= tf.cast(factor, tensor.dtype)
+        tensor *= tf.constant(factor, tensor.dtype)
     if op == Sum:
         tensor *= tf.cast(size_op(process_set_id), tensor.dtype)
     return tensor
