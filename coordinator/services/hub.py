@@ -31,7 +31,6 @@ from horovod.coordinator.core.world.effects import (
     Effect,
     Form,
     Gone,
-    HangUp,
     LookLater,
     Record,
     Send,
@@ -176,12 +175,12 @@ class Hub:
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))
 
-    def disconnected(self, member_id: str, events: EventOutbox) -> None:
-        """One of the member's streams is over. That changes nothing after its goodbye, or if it has another stream."""
+    def disconnected(self, member_id: str, events: EventOutbox, broke: bool) -> None:
+        """One of the member's streams is over, which changes nothing if it has another one. broke: as of Membership."""
         if self._events.get(member_id) is events:
             del self._events[member_id]
             if not self._stopping:
-                self._carry_out_for(member_id, self._membership.disconnected(member_id, self._clock()))
+                self._carry_out_for(member_id, self._membership.disconnected(member_id, self._clock(), broke=broke))
 
     def _process_ended(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.process_ended(member_id, cause, self._clock()))
@@ -242,9 +241,6 @@ class Hub:
             elif isinstance(effect, Close):
                 self.sights.forget(effect.member_id)
                 self._job_of.pop(effect.member_id, None)
-                if closed := self._events.pop(effect.member_id, None):
-                    closed.close()
-            elif isinstance(effect, HangUp):
                 if closed := self._events.pop(effect.member_id, None):
                     closed.close()
             elif isinstance(effect, Form):

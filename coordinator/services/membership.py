@@ -112,13 +112,17 @@ class MembershipService(MembershipServicer):
                 self._hub.lost(member_id, "it broke the protocol between members and coordinator; this is a bug of it")
                 raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, _NONSENSE)
 
+        broke = False
         try:
             limits, sending = self._access.limits, self._sending
             await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed)
+        except asyncio.CancelledError:
+            broke = True
+            raise
         finally:
             relayed.close()
             span.end("the stream ended before the world stood")
-            self._hub.disconnected(member_id, events)
+            self._hub.disconnected(member_id, events, broke)
 
     async def _be_served(
         self, job: str, context: Context, who: str, unreachable: str = "", joins: bool = False

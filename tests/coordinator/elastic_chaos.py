@@ -252,13 +252,13 @@ class Chaos(Story):
         self._in(1.0, lambda: self._stream_ends(old))
 
     def _kill(self, one: Process) -> None:
-        member, was = one.member, one.doing
+        member, was, is_on_its_way = one.member, one.doing, one.returns_until_s > self.now_s
         one.doing, one.returns_until_s = Doing.ENDED, 0.0
         self.say(f"{one.name} is killed")
         if self.has_slots:
             assert one.slot is not None
             self.slots.append((one.slot, one.incarnation + 1))
-        if was in (Doing.WAITS, Doing.TRAINS):
+        if was in (Doing.WAITS, Doing.TRAINS) or is_on_its_way:
             self._in(1.0, lambda: self._stream_ends(member))
         if self.dice.random() < 0.6:
             self._in(2.0, lambda: self._end_seen(one, member))

@@ -11,7 +11,6 @@ from horovod.coordinator.core.world.effects import (
     Effect,
     Form,
     Gone,
-    HangUp,
     LookLater,
     Send,
     TellLater,
@@ -33,7 +32,6 @@ class Story:
         self.now_s = 0.0
         self.told: dict[str, list[pb.MembershipEvent]] = {}
         self.closed: list[str] = []
-        self.hung_up: list[str] = []
         self.ended: list[tuple[str, int]] = []
         self.gone: list[tuple[int, int]] = []
         self.formations: list[Formation] = []
@@ -60,8 +58,6 @@ class Story:
                         self.membership.received(member_id, event.world.epoch)
                 case Close(member_id):
                     self.closed.append(member_id)
-                case HangUp(member_id):
-                    self.hung_up.append(member_id)
                 case Form(formation):
                     self.formations.append(formation)
                     if not self.hold:

@@ -188,17 +188,36 @@ def test_a_process_with_a_number_of_its_launcher_tries_again() -> None:
     assert story.names("a") == "ab"
 
 
-def test_one_that_does_not_join_again_is_waited_for_a_while() -> None:
+@pytest.mark.parametrize(("broke", "seconds"), [(None, 20.0), (False, 20.0), (True, 3.0)])
+def test_one_that_does_not_join_again_is_waited_for_a_while(broke: bool | None, seconds: float) -> None:
+    """broke: how its last stream ends."""
     story = Elastic(most=2)
     story.come_all("ab")
     story.again("a")
     story.go("b")
-    assert story.hung_up == ["a1", "b1"]
-    story.pass_time(19.0)
+    if broke is not None:
+        story.take(story.membership.disconnected("b1", story.now_s, broke=broke))
+    story.pass_time(seconds - 1)
+    story.membership.restart_limits(story.now_s)  # the coordinator was stopped
+    story.pass_time(seconds - 1)
     assert not story.has_world("a2")
     story.pass_time(2.0)
     assert story.names("a") == "a"
     assert {"a1", "b1"} <= set(story.closed)
+
+
+def test_one_that_stands_still_on_its_way_is_not_waited_for() -> None:
+    story = Elastic(most=2)
+    story.come_all("ab", options={"hung_seconds": "3"})
+    story.go("b")
+    story.again("a")
+    for _ in range(3):
+        story.pass_time(1.0, stopped={"b1": 7})  # nobody is known to run
+    for _ in range(3):
+        story.pass_time(1.0, runs={"a2"}, stopped={"b1": 7})
+    assert not story.has_world("a2")
+    story.pass_time(1.0, runs={"a2"}, stopped={"b1": 7})
+    assert story.names("a") == "a"
 
 
 def test_one_whose_slot_has_a_later_process_is_not_waited_for() -> None:

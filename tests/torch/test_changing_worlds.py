@@ -208,6 +208,45 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
     assert outcomes[victim].value["worlds"][-1][0] == size - 1 or transport == "hosts"  # after those that survived
 
 
+def _end_on_the_way() -> dict[str, Any]:
+    """Rank 0 dies in a step, and rank 1 when it has left its world and has not joined the next one. Nobody sees their
+    processes.
+    """
+    import horovod.torch as hvd
+    from horovod.common import basics
+    from horovod.worker.runtime import witness
+
+    witness.process_namespace = lambda: ""
+    basics._leave(returns=True)
+    hvd.init()
+
+    def die(**_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def incident(state: Any) -> None:
+        if state.batch == KILLED_AT and hvd.size() == 3:
+            if hvd.rank() == 0:
+                die()
+            elif hvd.rank() == 1:
+                basics.init = die
+
+    return _train(incident)
+
+
+def test_one_that_ends_between_two_worlds_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of its last connection to the coordinator tells it."""
+    from horovod.coordinator.core.world import rendezvous
+
+    monkeypatch.setattr(rendezvous, "RETURN_S", 1e6)
+    with _elastic(3, "tcp") as world:
+        outcomes = world.outcomes(_end_on_the_way)
+    assert sorted(outcome.exit_code or 0 for outcome in outcomes) == [-signal.SIGKILL, -signal.SIGKILL, 0]
+    (left,) = (outcome for outcome in outcomes if outcome.exit_code is None)
+    assert left.text == ""
+    assert left.value["worlds"][-1] == (0, 1)
+    _assert_trained_as_one(left.value)
+
+
 def test_too_few_are_left() -> None:
     """Those who wait for others say what for, and end after the elastic timeout."""
     environment = {"HOROVOD_MIN_SIZE": "2", "HOROVOD_MAX_SIZE": "2", "HOROVOD_ELASTIC_TIMEOUT": "1"}

@@ -29,6 +29,7 @@ from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import PastWorld
+    from horovod.worker.runtime.session import Session
 
 __all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
 
@@ -207,6 +208,7 @@ def at_exit() -> None:
     """Leaves the world when the program has ended. Idempotent."""
     try:
         _leave_at_exit()
+        _epochs.let_go()
     finally:
         if _end_tracing is not None:
             _end_tracing()
@@ -227,20 +229,23 @@ def _after_fork() -> None:
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
-    _epochs.after_fork()
+    between_worlds = _epochs.after_fork()
     _epochs = Epochs(_tell_of_change)
     context, _context = _context, None
-    if context is None:
-        return
-    _parent_pid = os.getppid()
+    session, inodes = (between_worlds, frozenset()) if context is None else (context.session, context.socket_inodes)
+    if context is not None:
+        _parent_pid = os.getppid()
     # The engine and the channel have threads that do not exist here, so their destructors must never run.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(context))
+    for one in (context, session):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
     with contextlib.suppress(Exception):
-        context.timeline.forget()
-        _close_connections(context)
+        if context is not None:
+            context.timeline.forget()
+        if context is not None or session is not None:
+            _close_connections(session, inodes)
 
 
-def _close_connections(context: Context) -> None:
+def _close_connections(session: Session | None, inodes: frozenset[int]) -> None:
     """Closes this child's copies of the parent's connections; otherwise peers would not notice that the parent died.
 
     Closing a copy does not end the connection. The gRPC channel's sockets are found by where they lead to.
@@ -248,7 +253,6 @@ def _close_connections(context: Context) -> None:
     import socket
     import stat
 
-    session = context.session
     coordinators = {*session.streams.addresses, session.coordinators.relay} if session else set()
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
@@ -256,7 +260,7 @@ def _close_connections(context: Context) -> None:
             status = os.fstat(fd)
             if not stat.S_ISSOCK(status.st_mode):
                 continue
-            if status.st_ino in context.socket_inodes:
+            if status.st_ino in inodes:
                 os.close(fd)
                 continue
             with socket.socket(fileno=os.dup(fd)) as copy:

@@ -17,14 +17,15 @@ It ends (`end`) in this order, after context.py has let go of the world, so that
 3. The engine closes: operations that run fail with a sentence, and no other begins. Its process sets go with it. It
    gives away the connections that the next epoch may use.
 4. The timeline is written to its end, now that the last operations have ended.
-5. The negotiator ends its stream; then the session says goodbye to the coordinator and ends the channel.
+5. The negotiator ends its stream; then the session says goodbye to the coordinator and ends the channel. Where this
+   process joins again, the channel ends when it has: the coordinator sees by its end that the process has ended.
 6. What holds the world or its engine, like an optimizer that has taken steps in it, lets go of it.
 7. Lines of the log lose rank and epoch.
 
-Only the last world (past_world.py) stays for the next epoch and, where this process joins again, connections to others
-(kept_links.py). Ids of process sets mean nothing in another one: who has given them to users forgets them after `end`
-(process_sets.forget_all of the clients). No message of an earlier epoch is taken for one of the next: engine and
-streams carry its number, and what is left on a connection is thrown away.
+Only the last world (past_world.py) stays for the next epoch and, where this process joins again, the session and
+connections to others (kept_links.py). Ids of process sets mean nothing in another one: who has given them to users
+forgets them after `end` (process_sets.forget_all of the clients). No message of an earlier epoch is taken for one of
+the next: engine and streams carry its number, and what is left on a connection is thrown away.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import LastWorld, PastWorld
+    from horovod.worker.runtime.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,12 @@ def begin(
         settings = usable(settings, process_sets)
         alone = settings.coordinator is None
         context = form_alone(settings) if alone else _form(settings, process_sets, last, on_change)
+        if last is not None:
+            last.let_go()
+    except BaseException as error:
+        if last is not None and not isinstance(error, MemberLostError):  # after which it joins again
+            last.let_go()
+        raise
     finally:
         if last is not None:
             last.links.close()
@@ -136,7 +144,9 @@ def end(
     context.timeline.stop()
     if context.negotiator is not None:
         context.negotiator.close()
-    if session is not None:
+    if session is not None and last is not None:
+        last.leave(session, reason, returns=returns, failed=failed)
+    elif session is not None:
         session.close(reason, returns=returns, failed=failed)
     while context.when_closed:
         context.when_closed.pop()()
@@ -171,10 +181,17 @@ class Epochs:
         logs.know_rank(None)
         logs.know_world(context.world.job, None)
 
-    def after_fork(self) -> None:
-        """In the child: lets go of its copies of connections between two worlds."""
+    def let_go(self) -> None:
+        """This process will be in no other world."""
         if self._last is not None:
-            self._last.links.close_copies()
+            self._last.let_go()
+
+    def after_fork(self) -> Session | None:
+        """In the child: lets go of its copies of connections between two worlds; the session's are the caller's."""
+        if self._last is None:
+            return None
+        self._last.links.close_copies()
+        return self._last.session
 
 
 def _offer_to_c(context: Context | None) -> None:

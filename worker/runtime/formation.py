@@ -8,6 +8,7 @@ the ones before it made is closed again in reverse order. epoch.py says when thi
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import math
 import os
@@ -116,7 +117,8 @@ def form(
             made.callback(listeners.close)
         session = _session(settings, token, on_change)
         # Of an elastic job, all whose connections failed join again: the next world is not to form without them.
-        made.callback(session.close, NOT_CONNECTED, returns=settings.min_size is not None)
+        leave = session.close if last is None else functools.partial(last.leave, session)
+        made.callback(leave, NOT_CONNECTED, returns=settings.min_size is not None)
         endpoints = listeners.endpoints if listeners else []
         host = membership_pb2.HostIdentity(name=_host(settings), shared_memory_domain=shared_memory_domain())
         request = request_to_join(settings, process_sets, host, endpoints, segment.address if segment else "")

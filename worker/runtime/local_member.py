@@ -39,7 +39,7 @@ LEAVE_SECONDS = 2.0  # to come back where the stream is away, and for the coordi
 
 
 class LocalMember:
-    """`start` first; once a world stands also `attach`; at last `close`. A member id is not used twice.
+    """`start` first; once a world stands also `attach`; at last `close` and `let_go`. A member id is not used twice.
 
     Its thread, `horovod-membership`, reads the streams: it calls `on_event` and `on_end`, and opens every stream but
     the first. All other methods are called by other threads.
@@ -74,6 +74,7 @@ class LocalMember:
         self.was_parked = False
         self.goodbye: membership_pb2.Leave | None = None  # for the stream that stands, or the next one
         self.closing = False
+        self._stays = False  # the goodbye leaves the stream open
         self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
         self._removed = ""  # why the coordinator took it out of its world
         self._term = 0  # the highest that was heard of
@@ -179,13 +180,15 @@ class LocalMember:
                 report = membership_pb2.Testimony(epoch=self.world.epoch, rank=rank, lives=True, stopped=True)
                 self.stream.send(testimony=report)
 
-    def close(self, reason: str, *, returns: bool = False, failed: bool = False) -> None:
-        """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
+    def close(self, reason: str, *, returns: bool = False, failed: bool = False, stays: bool = False) -> bool:
+        """Leaves in order when there is a world to leave. Idempotent; never raises.
 
-        returns: this process joins again at once. failed: its program has ended with an error.
+        returns: this process joins again at once. failed: its program has ended with an error. stays: where it is
+        attached, the stream stays open until `let_go`, or until the coordinator ends it; whether it does is returned.
         """
         with self.changed:
             self.closing = True
+            self._stays = stays and self.attached and not self.final
             if self.world is None or self.final:
                 self.final = True
             else:
@@ -195,15 +198,19 @@ class LocalMember:
                 if self.attached:
                     self._say_goodbye()
             self.changed.notify_all()
-        if self.goodbye is not None:
+        self._engine = None  # what belongs to the world is to go away now
+        if self.goodbye is not None and not self._stays:
             self._thread.join(LEAVE_SECONDS)
+        return self._stays
+
+    def let_go(self) -> None:
+        """Ends the channel, after `close`. Idempotent; never raises."""
         with self.changed:
             self.final = True  # no other stream from here on
         self.stream.cancel()
         with self.changed:
             self.streams.coordinators.close()
         self._thread.join(LEAVE_SECONDS)
-        self._engine = None  # what belongs to the world is to go away now
 
     # -- called by the thread ------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -358,7 +365,8 @@ class LocalMember:
 
     def _say_goodbye(self) -> None:
         self.stream.send(leave=self.goodbye)
-        self.stream.end()
+        if not self._stays:
+            self.stream.end()
 
     def _fail(self, sentence: str) -> None:
         self.reason, self.final, self.ended = sentence, True, True

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from horovod.base.proofs import rejoin_proof
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.kept_links import KeptLinks
 from horovod.worker.runtime.world import World
+
+if TYPE_CHECKING:
+    from horovod.worker.runtime.session import Session
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,23 @@ class PastWorld:
 @dataclass
 class LastWorld:
     """Of one process, or of one thread that stands for one. Written when a world stands, read before the next; the
-    links when a world ends."""
+    links and the session when a world ends."""
 
     world: PastWorld | None = None
     links: KeptLinks = field(default_factory=KeptLinks)  # none but between two worlds
+    # Between two worlds: its stream is open, so that the coordinator sees when this process ends.
+    session: Session | None = None
+
+    def leave(self, session: Session, reason: str, *, returns: bool, failed: bool = False) -> None:
+        """Says goodbye; one that returns keeps the stream for `let_go`."""
+        if session.close(reason, returns=returns, failed=failed, stays=returns):
+            self.let_go()
+            self.session = session
+
+    def let_go(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.let_go()
 
     def remember(self, coordinator: str, world: World) -> None:
         self.world = PastWorld(coordinator, world.job, world.epoch, world.rank, world.secret)

@@ -160,15 +160,23 @@ class Session:
             f"give them more time with {variable}.",
         )
 
-    def close(self, reason: str = "", *, returns: bool = False, failed: bool = False) -> None:
+    def close(self, reason: str = "", *, returns: bool = False, failed: bool = False, stays: bool = False) -> bool:
         """Leaves in order when there is a world to leave, and ends the channel. Idempotent; never raises.
 
-        returns: this process joins again at once. failed: its program has ended with an error.
+        returns: this process joins again at once. failed: its program has ended with an error. stays: the stream stays
+        open until `let_go` where that shows the coordinator that this process lives; whether it does is returned.
         """
+        if self._attempt is not None and self._attempt.close(reason, returns=returns, failed=failed, stays=stays):
+            return True
+        self.let_go()
+        return False
+
+    def let_go(self) -> None:
+        """Ends the channel, after `close`. Idempotent; never raises."""
         if self._attempt is None:
             self.coordinators.close()
         else:
-            self._attempt.close(reason, returns=returns, failed=failed)
+            self._attempt.let_go()
         self.streams.grpc_threads.join(LEAVE_SECONDS)
 
 

@@ -24,13 +24,6 @@ class Close:
 
 
 @dataclass(frozen=True)
-class HangUp:
-    """End the stream: the member has left its world and joins again. Until it has, its process is watched."""
-
-    member_id: str
-
-
-@dataclass(frozen=True)
 class Form:
     """All members are here: take the next epoch and call `Membership.formed` with it."""
 
@@ -85,4 +78,4 @@ class WorldEnded:
     epoch: int
 
 
-Effect = Send | Close | HangUp | Form | TellLater | LookLater | Record | Formed | Gone | WorldEnded
+Effect = Send | Close | Form | TellLater | LookLater | Record | Formed | Gone | WorldEnded

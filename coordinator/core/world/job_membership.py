@@ -27,7 +27,7 @@ from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import asked_for_twice, conflict_with_world, describe
-from .effects import Close, Effect, Formed, HangUp, Record, Send, WorldEnded
+from .effects import Close, Effect, Formed, Record, Send, WorldEnded
 from .formation import Formation, requests_of
 from .leavers import Leavers
 from .life import NEVER_HEARD_OF_ITS_WORLD
@@ -259,9 +259,9 @@ class JobMembership:
 
     # -- evidence ----------------------------------------------------------------------------------------------------
 
-    def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
+    def disconnected(self, member_id: str, now_s: float, *, broke: bool) -> list[Effect]:
         if member_id in self.rendezvous.returning:
-            return []
+            return self.rendezvous.disconnected(member_id, now_s) if broke else []
         if member_id in self.rendezvous.waiting:
             return self.remove(member_id, "its stream ended", now_s)
         return self._follow(self.liveness.disconnected(member_id, now_s), now_s)
@@ -282,7 +282,7 @@ class JobMembership:
         it can speak, but hears nothing any more.
         """
         if limit_s := self.liveness.hung_limit_s:
-            self.rendezvous.expect_until(rank, now_s + 2 * limit_s)
+            self.rendezvous.expect_within(rank, 2 * limit_s, now_s)
 
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> list[Effect]:
         if witness_id in self.liveness.present and report.epoch == self.liveness.world.epoch:
@@ -316,17 +316,30 @@ class JobMembership:
     def tick(self, now_s: float, grace_s: float, sight: Sight) -> list[Effect]:
         losses = self.liveness.overdue(now_s, grace_s, sight, self.rendezvous.waiting.requests)
         effects = [*self._follow(losses, now_s), *self._part_unconnected(now_s)]
+        effects += self._follow(self._stopped_on_their_way(now_s, sight), now_s)
         for member_id in self.rendezvous.overdue(now_s):
             effects += self.remove(member_id, "it did not join again", now_s)
         effects += [*self.rendezvous.settle(now_s), *self._tell_of_leavers(now_s)]
         asked = self.liveness.ask_others(sight, self.rendezvous.waiting.requests)
         return effects + self.liveness.probe_suspected(sight.lives) + asked
 
+    def _stopped_on_their_way(self, now_s: float, sight: Sight) -> list[Loss]:
+        """Those that have left a world to join the next one, and stand still while others wait for them."""
+        if not (limit_s := self.liveness.hung_limit_s):
+            return []
+        runs = not sight.runs.isdisjoint(self.rendezvous.waiting.requests)
+        found = []
+        for one in self.rendezvous.on_their_way():
+            one.life.seen(sight.stopped.get(one.member_id) if runs else None, is_silent=False, now_s=now_s)
+            if cause := one.life.hung(now_s, limit_s, is_world_torn=False):
+                found.append(Loss(one.member_id, cause))
+        return found
+
     def to_look_at(self) -> list[str]:
         """Members of an elastic job whose processes the caller is to look at, where it can, for its next tick."""
-        if not self.liveness.hung_limit_s or not self.liveness.runs:
+        if not self.liveness.hung_limit_s or not (self.liveness.runs or self.rendezvous.returning):
             return []
-        return [*self.liveness.present, *self.rendezvous.waiting.requests]
+        return [*self.liveness.present, *self.rendezvous.waiting.requests, *self.rendezvous.returning]
 
     def _follow(self, findings: Sequence[Finding], now_s: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -373,7 +386,7 @@ class JobMembership:
         self.rendezvous.comes_back(one, now_s)
         if one.life.accused:
             self._expect_soon(one.rank, now_s)
-        return [Record(self.name), *told, HangUp(member_id)]
+        return [Record(self.name), *told]
 
     def remove(
         self,
@@ -440,7 +453,7 @@ class JobMembership:
         """Which hosts of its world, or of those who wait for one, have ranks here."""
         members = self.liveness.present.values()
         present = {one.request.host.name for one in members}
-        present |= {one.request.host.name for one, _ in self.rendezvous.returning.values()}
+        present |= {one.request.host.name for one in self.rendezvous.on_their_way()}
         connected = {one.request.host.name for one in members if one.life.away_since_s is None}
         connected |= {request.host.name for request in self.rendezvous.waiting.requests.values()}
         lost_on = {gone.host for gone in self.liveness.gone.values() if not gone.orderly}

@@ -182,9 +182,9 @@ class Membership:
 
     # -- evidence ----------------------------------------------------------------------------------------------------
 
-    def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
-        """The member's stream ended without a goodbye."""
-        return self._about(member_id, lambda job: job.disconnected(member_id, now_s))
+    def disconnected(self, member_id: str, now_s: float, *, broke: bool = True) -> list[Effect]:
+        """The member's stream ended. broke: its connection did, and neither side had ended the stream."""
+        return self._about(member_id, lambda job: job.disconnected(member_id, now_s, broke=broke))
 
     def process_ended(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
         """The coordinator saw by a pidfd that the member's process ended."""
@@ -295,8 +295,11 @@ class Membership:
         return {members[rank].member_id: str(members[rank]) for rank in sorted(ranks) if rank in members}
 
     def pids_on(self, job_name: str, host: str) -> dict[str, int]:
-        """The processes of the members of the running world that are on this host, by member id."""
-        members = self._job(job_name).liveness.present.values()
+        """The processes of the members of the running world that are on this host, by member id; and of those that are
+        on their way to the next one.
+        """
+        job = self._job(job_name)
+        members = [*job.liveness.present.values(), *job.rendezvous.on_their_way()]
         return {one.member_id: one.request.pid for one in members if one.request.host.name == host}
 
     def attendance(self, job_name: str) -> Attendance | None:

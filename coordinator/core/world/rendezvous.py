@@ -11,7 +11,7 @@ is gone or has itself joined again.
 
 Members of an elastic job that leave their world to join the next one say so. `returning` has each of them until it
 waits, its process has ended, or RETURN_S have passed: without it, the first of them to join again would make a world
-alone.
+alone. Each leaves its old stream open until it waits, so the stream's end tells that the process has ended.
 
 Invariant: `awaited` has each rank of the running world whose member is there or returning, and which nobody who waits
 has claimed. A world forms only while `awaited` is empty, and of members that waited when it began to form: if one of
@@ -48,6 +48,7 @@ from .waiting import Waiting
 
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
 RETURN_S = 20.0
+BROKEN_S = 3.0  # and where its last stream has broken, as it does when the process ends
 SLOW_START = 10  # processes that were started together come as far apart as so many settle times
 
 
@@ -62,6 +63,15 @@ class LastWorld:
     slots: Mapping[int, int] = field(default_factory=dict)  # of an elastic job's scheduler -> the member's incarnation
 
 
+@dataclass
+class Returning:
+    """A member that has left its world to join the next one."""
+
+    one: Present
+    limit_s: float  # for so long it is awaited
+    until_s: float
+
+
 class Rendezvous:
     """Of one world; each world that forms leaves the job a new rendezvous."""
 
@@ -71,7 +81,7 @@ class Rendezvous:
         self.waiting = Waiting()
         self.forming: Formation | None = None
         self.awaited = dict(running)
-        self.returning: dict[str, tuple[Present, float]] = {}  # by member id; until when it is awaited
+        self.returning: dict[str, Returning] = {}  # by member id
         self._job = job
         self._refused = ""  # why the last process that tried to join was refused, for the members that wait
         # Of an elastic job: until when others may follow the last newcomer, and those that a launcher has started.
@@ -133,33 +143,40 @@ class Rendezvous:
     def comes_back(self, one: Present, now_s: float) -> None:
         """A member of the running world has left it and joins again."""
         self.awaited[one.rank] = one
-        self.returning[one.member_id] = one, now_s + RETURN_S
+        self.returning[one.member_id] = Returning(one, RETURN_S, now_s + RETURN_S)
 
-    def expect_until(self, rank: int, until_s: float) -> None:
-        """The member of `returning` that had this rank is awaited until then at most."""
-        for member_id, (one, before_s) in self.returning.items():
-            if one.rank == rank:
-                self.returning[member_id] = one, min(before_s, until_s)
+    def expect_within(self, rank: int, limit_s: float, now_s: float) -> None:
+        """The member of `returning` that had this rank is awaited for so long at most, from now on."""
+        for returning in self.returning.values():
+            if returning.one.rank == rank:
+                returning.limit_s = min(returning.limit_s, limit_s)
+                returning.until_s = min(returning.until_s, now_s + limit_s)
+
+    def disconnected(self, member_id: str, now_s: float) -> list[Effect]:
+        """One of `returning`, which keeps its stream until it waits, has none any more."""
+        self.expect_within(self.returning[member_id].one.rank, BROKEN_S, now_s)
+        return [LookLater(self._job, BROKEN_S)]
 
     def gives_up(self, member_id: str) -> None:
         """One of `returning` does not join again."""
-        self.awaited.pop(self.returning.pop(member_id)[0].rank, None)
+        self.awaited.pop(self.returning.pop(member_id).one.rank, None)
 
     def on_their_way(self) -> list[Present]:
         """Those of `returning`."""
-        return [one for one, _ in self.returning.values()]
+        return [returning.one for returning in self.returning.values()]
 
     def restart_limits(self, now_s: float) -> None:
         """As `Membership.restart_limits`."""
-        self.returning = {one.member_id: (one, now_s + RETURN_S) for one, _ in self.returning.values()}
+        for returning in self.returning.values():
+            returning.until_s = now_s + returning.limit_s
 
     def overdue(self, now_s: float) -> list[str]:
         """Those of `returning` that have taken too long."""
-        return [member_id for member_id, (_, until_s) in self.returning.items() if now_s >= until_s]
+        return [member_id for member_id, returning in self.returning.items() if now_s >= returning.until_s]
 
     def returning_as(self, ended: RankEnded) -> list[Present]:
         """Those of `returning` whose process has ended, as an agent says; or the process above it that has its slot."""
-        members = [one for one, _ in self.returning.values() if ended.host == one.request.host.name]
+        members = [one for one in self.on_their_way() if ended.host == one.request.host.name]
         same = [one for one in members if ended.pid == one.request.pid or ended.rank == one.started_as]
         return [one for one in same if ended.incarnation >= one.request.incarnation]
 
