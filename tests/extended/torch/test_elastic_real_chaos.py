@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.timeout(600),  # Chaos fails before, with its story
 ]
 
-SEEDS = 50
+SEEDS = 46
 
 
 @pytest.fixture(scope="module")
