@@ -258,8 +258,9 @@ class Job:
             needed = request.size if request.elastic is None else request.elastic.fewest
             sentence = (
                 "Timed out waiting for Spark tasks to start. Please check that you have enough resources to run all "
-                f"processes: each is one task of Spark. {len(self._tasks.running)} of {needed} tasks were there after "
-                f"{request.start_timeout_s:g} s. Where executors come on demand, give a longer start_timeout."
+                "processes: each is one task of Spark, of spark.task.cpus cores. "
+                f"{len(self._tasks.running)} of {needed} tasks were there after {request.start_timeout_s:g} s. "
+                "Where executors come on demand, give a longer start_timeout."
             )
             raise TimeoutException(coded(LaunchCode.TOO_FEW_RESOURCES, sentence))
         if request.elastic is None:

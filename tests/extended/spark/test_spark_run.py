@@ -100,10 +100,11 @@ def test_a_rank_that_leaves_no_result() -> None:
         run(end, num_proc=1)
 
 
-def test_too_few_slots(spark: Any) -> None:
+def test_too_few_slots(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is up before Spark has got the job, which it must not begin later."""
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "0.001")
     with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES)) as raised:
-        run(None, num_proc=4, start_timeout=0.001)
+        run(None, num_proc=4)
     assert str(raised.value).startswith("Timed out waiting for Spark tasks to start.")
     assert not any(thread.name.startswith("horovod-spark") for thread in threading.enumerate())
     assert eventually(lambda: not spark.statusTracker().getActiveJobsIds())
