@@ -99,6 +99,7 @@ class Chaos:
         self._done: list[dict[str, Any]] = []
         self._answers: dict[tuple[int, int, int], str] = {}  # to a question before a step, the same for all ranks
         self._awaited: Rank | None = None  # a newcomer
+        self._epochs: set[int] = set()  # of the worlds in which a step has begun
         self._faults: list[Fault] = []
         self._host_cut_off = -1
         self._began_s = time.monotonic()
@@ -196,7 +197,12 @@ class Chaos:
                         f"{rank.name} is rank {asked['rank']} of {asked['size']} in epoch {asked['world']}, "
                         f"step {asked['step']}"
                     )
-                    assert asked["step"] >= rank.saved, f"the commit of step {rank.saved} is lost"
+                    self._epochs.add(asked["world"])
+                    last = max((epoch for epoch in self._epochs if epoch < asked["world"]), default=0)
+                    # What a rank has committed while the others went on without it does not count.
+                    was_out = rank.world < last
+                    assert was_out or asked["step"] >= rank.saved, f"the commit of step {rank.saved} is lost"
+                    rank.saved = -1 if was_out else rank.saved
                     rank.world, rank.rank = asked["world"], asked["rank"]
                     self._end_faults(lambda fault: rank.world > fault.world and not fault.affects(rank))
                 self._history.add(asked)
