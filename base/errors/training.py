@@ -52,6 +52,10 @@ class TrainingCode(ErrorCode):
         "gradients-in-flight",
         "Gradients are being reduced. Call optimizer.synchronize() or optimizer.step() first.",
     )
+    DIFFERENT_METRICS = (
+        "different-metrics",
+        "Ranks have different metrics of an epoch. Give all of them the same metrics and validation data.",
+    )
     REDUCED_TWICE = (
         "reduced-twice",
         "Two distributed optimizers reduce the gradients of one parameter. Drop the one that is no longer used.",

@@ -11,8 +11,10 @@ from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.basics import Average, rank, size
+from horovod.base.words import ranks_in_words
+from horovod.common.basics import rank, size
 from horovod.common.gradients import identity
+from horovod.common.ops.objects import allgather_object
 from horovod.common.process_sets import global_process_set
 
 __all__ = [
@@ -90,7 +92,8 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
 class MetricAverageCallback(_OfAKeras):
     """Replaces the metrics of an epoch by their averages over the ranks. Callbacks that read them come after it.
 
-    All ranks must have the same metrics. device: accepted for scripts of older releases.
+    All ranks must have the same metrics; else it is a ValueError on all of them, since a callback that decides by a
+    metric would decide on some ranks only. device: accepted for scripts of older releases.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -98,14 +101,27 @@ class MetricAverageCallback(_OfAKeras):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if not logs or size() == 1:
+        if size() == 1:
             return
-        names = sorted(name for name, value in logs.items() if np.ndim(value) == 0)
-        values = np.array([float(logs[name]) for name in names], np.float64)
-        backend = self._hvd_backend
-        averages = backend.allreduce(values, "callbacks.metrics", Average, 1.0, 1.0, backend.no_compression)
-        for name, average in zip(names, np.asarray(averages), strict=True):
-            logs[name] = float(average)
+        own = {name: float(value) for name, value in (logs or {}).items() if np.ndim(value) == 0}
+        of_ranks = allgather_object(own, "callbacks.metrics")
+        for name in sorted(set().union(*of_ranks)):
+            values = [metrics[name] for metrics in of_ranks if name in metrics]
+            if len(values) < len(of_ranks):
+                raise ValueError(_not_of_all(name, of_ranks))
+            if logs is not None:
+                logs[name] = sum(values) / len(values)
+
+
+def _not_of_all(name: str, of_ranks: Sequence[dict[str, float]]) -> str:
+    have = [rank for rank, metrics in enumerate(of_ranks) if name in metrics]
+    lack = [rank for rank, metrics in enumerate(of_ranks) if name not in metrics]
+    return coded(
+        TrainingCode.DIFFERENT_METRICS,
+        f"MetricAverageCallback can't average {name!r}: {ranks_in_words(have)} had that metric at the end of the "
+        f"epoch, and {ranks_in_words(lack)} had not. Give all ranks the same metrics, and validation data where one "
+        "has some: each its share, or the same.",
+    )
 
 
 class LearningRateScheduleCallback(_OfAKeras):

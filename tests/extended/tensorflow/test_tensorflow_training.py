@@ -116,6 +116,49 @@ def test_custom_loops_train_as_one_process_would(tf_pair: World, name: str) -> N
     tf_pair.run(_same_as_one_process, name, ways)
 
 
+def _heads_in_turn(kind: str, in_function: bool, leaves_out: bool) -> None:
+    """Passes of one step make gradients of different variables."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    if kind == "keras":
+        import keras
+
+        sgd = keras.optimizers.SGD
+    else:
+        sgd = tf.keras.optimizers.legacy.SGD if kind == "legacy" else tf.keras.optimizers.SGD
+    variables = [tf.Variable([1.0, 2.0], name=f"v{place}") for place in range(3)]
+    optimizer = hvd.DistributedOptimizer(sgd(0.1), backward_passes_per_step=2)
+    if leaves_out:
+        optimizer.build(variables)
+
+    def step(head: int) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(variables[0] * variables[head] * (hvd.rank() + 1.0))
+        pairs = zip(tape.gradient(loss, variables), variables, strict=True)
+        optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None or not leaves_out])
+
+    run: Callable[..., None] = tf.function(step) if in_function else step
+    expected = np.array([[1.0, 2.0]] * 3)
+    for heads in ((1, 2), (2, 1), (1, 1)):
+        sums = np.zeros_like(expected)
+        for head in heads:
+            run(head)
+            sums[0] += 1.5 * expected[head]
+            sums[head] += 1.5 * expected[0]
+        expected -= 0.1 * sums
+        np.testing.assert_allclose([one.numpy() for one in variables], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("in_function", [False, True], ids=["eager", "function"])
+def test_passes_of_different_variables(tf_pair: World, legacy_pair: World, in_function: bool) -> None:
+    tf_pair.run(_heads_in_turn, "keras", in_function, False)
+    tf_pair.run(_heads_in_turn, "keras", in_function, True)
+    legacy_pair.run(_heads_in_turn, "tf_keras", in_function, False)
+    legacy_pair.run(_heads_in_turn, "legacy", in_function, False)
+
+
 def _fit(**options: Any) -> None:
     import keras
 
@@ -192,6 +235,11 @@ def _callbacks() -> None:
     assert gathered[0].tolist() == gathered[1].tolist()
     weights = np.asarray(hvd.allgather(model.get_weights()[0][None]))
     assert weights[0].tolist() == weights[1].tolist()
+    validated = {"validation_data": (x, y)} if rank == 1 else {}
+    with pytest.raises(
+        ValueError, match=ends_with(TrainingCode.DIFFERENT_METRICS, "'val_loss'", "rank 1 had", "rank 0")
+    ):
+        model.fit(x, y, batch_size=6, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()], **validated)
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "local_variables", "int")):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3])
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "`initial_lr`")):
