@@ -110,13 +110,15 @@ def one_process(store: Any, epochs: int) -> dict[str, torch.Tensor]:
 
 
 def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
-    model = estimator(run_id="first", callbacks=[pl.callbacks.ModelCheckpoint(filename="{epoch}")]).fit(df)
+    model = estimator(run_id="first", callbacks=[pl.callbacks.ModelCheckpoint(filename="{epoch}", save_top_k=-1)]).fit(
+        df
+    )
     store = estimator().getStore()
     for name, value in one_process(store, 2).items():
         torch.testing.assert_close(model.getModel().state_dict()[name], value)
     assert [record["epoch"] for record in model.getHistory()] == [0, 1]
     assert store.exists(store.get_checkpoint_path("first"))
-    assert store.get_checkpoints("first")
+    assert len([name for name in store.get_checkpoints("first") if "epoch=" in name]) == 2
     resumed = estimator(run_id="first", epochs=3).fit(df)
     for name, value in one_process(store, 3).items():
         torch.testing.assert_close(resumed.getModel().state_dict()[name], value)
@@ -127,6 +129,38 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     row = done.transform(df).first()
     expected = resumed.getModel()(torch.tensor(row.features.toArray()).float()).item()
     assert row.label__output == pytest.approx(expected, rel=1e-5)
+
+
+class Normed(Lit):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.2), self.layer)
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        loss = F.mse_loss(self(batch["features"])[:, 0], batch["label"])
+        self.log("val_loss", loss, sync_dist=True, batch_size=len(batch["label"]))
+
+    def on_train_epoch_start(self) -> None:
+        self.log("rate", self.optimizers().param_groups[0]["lr"])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
+def test_resumes_as_if_undisturbed(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    def fit(run_id: str, epochs: int) -> TorchModel:
+        stopping = pl.callbacks.EarlyStopping("train_loss", patience=3, min_delta=100.0)
+        return estimator(model=Normed(), run_id=run_id, epochs=epochs, validation=0.3, callbacks=[stopping]).fit(df)
+
+    fit("first", 2)
+    undisturbed, resumed = fit("second", 8), fit("first", 8)
+    assert resumed.getHistory() == undisturbed.getHistory()
+    assert len(resumed.getHistory()) == 4, "it stops after three epochs that are no better than the first"
+    assert resumed.getHistory()[3]["rate"] < resumed.getHistory()[0]["rate"]
+    for name, value in undisturbed.getModel().state_dict().items():
+        assert torch.equal(resumed.getModel().state_dict()[name], value)
 
 
 def test_a_plain_module_and_all_that_is_optional(

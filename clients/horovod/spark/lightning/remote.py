@@ -23,7 +23,7 @@ from horovod.spark.common.transform import kind_of
 from horovod.spark.lightning.loaders import AsyncLoader, Loader
 from horovod.spark.lightning.module import lightning_module
 from horovod.spark.lightning.packages import import_lightning
-from horovod.spark.lightning.strategy import strategy_for
+from horovod.spark.lightning.strategy import EstimatorStrategy
 from horovod.spark.torch.losses import Losses
 from horovod.spark.torch.tensors import as_list, floating_type
 
@@ -71,14 +71,15 @@ def _fit(training: Training, pl: Any, module: Any, number: int | None, device: t
     """The checkpoint of the last epoch, on rank 0. number: of the GPU."""
     import horovod.torch as hvd
 
-    strategy = strategy_for(pl, device, training.gradient_compression)
+    strategy = EstimatorStrategy(device, training.gradient_compression, package=training.package.partition(".")[0])
     batches = training.data_module().batches(training.train, hvd.rank(), hvd.size())
     callbacks = [*training.callbacks, *as_list(training.trainer.get("callbacks") or [])]
     with _folder(training, hvd.rank() == 0) as folder, tempfile.TemporaryDirectory() as scratch:
         for callback in callbacks:
             if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = folder
-        keeper = _keeper_class(pl)(training, batches, strategy, folder)
+        steps_class, keeper_class = _callback_classes(pl)
+        keeper = keeper_class(training, folder)
         arguments: dict[str, Any] = {
             "accelerator": "cpu" if number is None else "gpu",
             "devices": 1 if number is None else [number],
@@ -88,10 +89,10 @@ def _fit(training: Training, pl: Any, module: Any, number: int | None, device: t
             "num_sanity_val_steps": 0,
             "enable_model_summary": False,
             "enable_progress_bar": training.verbose > 0 and hvd.rank() == 0,
-            "enable_checkpointing": any(isinstance(one, pl.callbacks.Checkpoint) for one in callbacks),
             "default_root_dir": scratch,
             **training.trainer,
-            "callbacks": [keeper, *callbacks],
+            "enable_checkpointing": True,  # the keeper does it, and so Lightning adds no callback of its own
+            "callbacks": [steps_class(training, batches), *callbacks, keeper],
         }
         trainer = pl.Trainer(**arguments)
         trainer.fit(module, *_loaders(training, trainer, module, batches), **_resumed(trainer, training, scratch))
@@ -167,23 +168,22 @@ def _predictions(training: Training, module: Any) -> list[Prediction]:
         return []
 
 
-def _keeper_class(pl: Any) -> type:
+def _callback_classes(pl: Any) -> tuple[type, type]:
+    """What comes before all other callbacks, and what comes behind them."""
     import horovod.torch as hvd
 
-    class Keeper(pl.callbacks.Callback):
-        """Learning rates, seeds, scales of batches, and the checkpoint after each epoch. It comes first."""
+    class Steps(pl.callbacks.Callback):
+        """Learning rates, seeds, scales of batches."""
 
-        def __init__(self, training: Training, batches: Batches, strategy: Any, folder: str) -> None:
-            self._training = training
+        def __init__(self, training: Training, batches: Batches) -> None:
+            self._run = training.run
             self._batches = batches
-            self._strategy = strategy
-            self._folder = folder
-            self._run = dict(training.run)
-            self.content: bytes | None = None
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             # Here the state of a checkpoint has been loaded, whose rates are those of one process.
-            for optimizer in self._strategy.optimizers:
+            if self._run["history"]:
+                _step_plateaus(trainer.lr_scheduler_configs, self._run["history"][-1])
+            for optimizer in trainer.optimizers:
                 _scale(optimizer.param_groups, hvd.size())
             for config in trainer.lr_scheduler_configs:
                 _scale_scheduler(vars(config.scheduler), hvd.size())
@@ -193,7 +193,20 @@ def _keeper_class(pl: Any) -> type:
             torch.manual_seed(seed % 2**63)
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            self._strategy.scale = self._batches.scale(batch_idx)
+            trainer.strategy.scale = self._batches.scale(batch_idx)
+
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            # As running means are those of a rank's own batches, all validate with those that are saved.
+            hvd.broadcast_parameters(dict(module.named_buffers()), root_rank=0)
+
+    class Keeper(pl.callbacks.Checkpoint):
+        """The checkpoint after each epoch. As a Checkpoint it comes behind what may still change what is saved."""
+
+        def __init__(self, training: Training, folder: str) -> None:
+            self._store = training.store
+            self._folder = folder
+            self._run = dict(training.run)
+            self.content: bytes | None = None
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             """Validation is over, too."""
@@ -202,13 +215,12 @@ def _keeper_class(pl: Any) -> type:
             self._run.update(epochs=trainer.current_epoch + 1, history=history)
             with tempfile.TemporaryDirectory() as scratch:
                 path = Path(scratch, "epoch.ckpt")
-                trainer.save_checkpoint(str(path))  # all ranks; one writes
+                trainer.save_checkpoint(str(path), weights_only=False)  # all ranks; one writes
                 if hvd.rank() == 0:
                     self.content = self._as_of_one_process(path)
-            store = self._training.store
-            if hvd.rank() == 0 and store.saving_runs and self.content is not None:
-                Path(self._folder, store.checkpoint_filename).write_bytes(self.content)
-                store.sync(self._folder)
+            if hvd.rank() == 0 and self._store.saving_runs and self.content is not None:
+                Path(self._folder, self._store.checkpoint_filename).write_bytes(self.content)
+                self._store.sync(self._folder)
 
         def _as_of_one_process(self, path: Path) -> bytes:
             checkpoint = torch.load(path, map_location="cpu", weights_only=False)
@@ -221,7 +233,15 @@ def _keeper_class(pl: Any) -> type:
             torch.save(checkpoint, content)
             return content.getvalue()
 
-    return Keeper
+    return Steps, Keeper
+
+
+def _step_plateaus(configs: Sequence[Any], last: dict[str, Any]) -> None:
+    """Lightning steps ReduceLROnPlateau once the checkpoint of an epoch is written; here by the epoch's record."""
+    for config in configs:
+        is_due = config.reduce_on_plateau and config.interval == "epoch" and not (last["epoch"] + 1) % config.frequency
+        if is_due and config.monitor in last:
+            config.scheduler.step(last[config.monitor])
 
 
 def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
@@ -233,8 +253,9 @@ def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
 
 def _scale_scheduler(state: dict[str, Any], factor: float) -> None:
     """The rates of a scheduler and of those that it is made of, as SequentialLR is: its attributes, or its state."""
-    for name in ("base_lrs", "_last_lr"):
+    for name in ("base_lrs", "_last_lr", "max_lrs", "min_lrs", "default_min_lr", "eta_min"):
         if name in state:
-            state[name] = [rate * factor for rate in state[name]]
+            rates = state[name]
+            state[name] = [rate * factor for rate in rates] if isinstance(rates, list) else rates * factor
     for part in state.get("_schedulers", ()):
         _scale_scheduler(part if isinstance(part, dict) else vars(part), factor)
