@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from error_codes import ends_with
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.base.errors import DataCode, ErrorCode, TrainingCode
+from horovod.base.errors import DataCode, ErrorCode, OperationCode, TrainingCode
 
 pytest.importorskip("pyspark")
 import torch
@@ -115,6 +116,8 @@ def test_parameters_have_the_defaults_and_names_of_the_table(cls: Any, own: dict
             assert put(None) is made
             assert get() == default, name
         assert cls(**{name: 5}).getOrDefault(name) == 5
+    made.getCallbacks().append("of this one alone")
+    assert cls().getCallbacks() == []
 
 
 @pytest.mark.parametrize("cls", [TorchModel, KerasModel])
@@ -146,6 +149,7 @@ INVALID, CONTRADICTORY = TrainingCode.INVALID_ARGUMENT, TrainingCode.CONTRADICTO
         ({"val_batch_size": True}, INVALID, ["val_batch_size"]),
         ({"loss_weights": [1.0, 2.0]}, INVALID, ["loss_weights", "2", "1"]),
         ({"loss": [F.mse_loss, F.mse_loss]}, INVALID, ["2 losses", "1 label"]),
+        ({"callbacks": [threading.Lock()]}, OperationCode.UNPICKLABLE, ["callbacks", "lock"]),
         ({"loss_constructors": [torch.nn.MSELoss]}, CONTRADICTORY, ["loss", "loss_constructors"]),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(3, 1).parameters())}, CONTRADICTORY, ["model.parameters()"]),
     ],
@@ -257,3 +261,8 @@ def test_rates_of_schedulers_are_scaled_with_all_parts() -> None:
     state = scheduler.state_dict()
     _scale_scheduler(state, 1 / 2)
     assert [part["base_lrs"] for part in state["_schedulers"]] == [[0.1], [0.1]]
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4, eta_min=0.01)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, min_lr=0.01)
+    for one in (cosine, plateau):
+        _scale_scheduler(vars(one), 2)
+    assert (cosine.eta_min, plateau.min_lrs) == (0.02, [0.02])

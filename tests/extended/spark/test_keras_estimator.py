@@ -16,7 +16,7 @@ import pytest
 from error_codes import ends_with
 from worlds import Keeper
 
-from horovod.base.errors import DataCode
+from horovod.base.errors import DataCode, TrainingCode
 
 pytest.importorskip("pyspark")
 pytest.importorskip("tensorflow")
@@ -26,6 +26,7 @@ from pyspark.ml.linalg import DenseVector, Vectors
 
 from horovod.spark.common.store import Store
 from horovod.spark.keras import KerasEstimator, KerasModel
+from horovod.spark.keras.checkpoints import Rates
 
 ROWS = 21
 pytestmark = pytest.mark.timeout(300)
@@ -115,11 +116,56 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
 
     check_hdf5(store, "first", model.getModel())
 
-    undisturbed = estimator(run_id="second", epochs=4).fit(df)
-    resumed = estimator(run_id="first", epochs=4).fit(df)
+
+def test_resumes_as_if_undisturbed(df: Any, estimator: Callable[..., KerasEstimator]) -> None:
+    def fit(run_id: str, epochs: int) -> KerasModel:
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+        keras.utils.set_random_seed(0)
+        made = estimator(
+            run_id=run_id,
+            epochs=epochs,
+            model=keras.Sequential([keras.Input([3]), *layers]),
+            optimizer=keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)),
+            validation=0.3,
+        )
+        return made.fit(df)
+
+    fit("first", 2)
+    undisturbed, resumed = fit("second", 4), fit("first", 4)
     assert resumed.getHistory() == undisturbed.getHistory()
     for value, expected in zip(resumed.getModel().get_weights(), undisturbed.getModel().get_weights(), strict=True):
         np.testing.assert_array_equal(value, expected)
+    for changed, facts in (({"model": linear()}, ["first", "model"]), ({"optimizer": "sgd"}, ["Adam", "SGD"])):
+        made = estimator(run_id="first", epochs=5, model=resumed.getModel(), optimizer="adam")
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, *facts)):
+            made.fit(df, {made.getParam(name): value for name, value in changed.items()})
+
+
+def test_has_the_weights_that_callbacks_leave(df: Any, estimator: Callable[..., KerasEstimator]) -> None:
+    """With this learning rate the loss grows, so that the first epoch is the best one."""
+    stopping = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+    first = estimator(optimizer=keras.optimizers.SGD(0.9), epochs=1).fit(df)
+    stopped = estimator(optimizer=keras.optimizers.SGD(0.9), epochs=5, callbacks=[stopping]).fit(df)
+    assert len(stopped.getHistory()["loss"]) == 2
+    for value, expected in zip(stopped.getModel().get_weights(), first.getModel().get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_learning_rates_in_files_leave_those_of_the_training_alone() -> None:
+    optimizer = keras.optimizers.SGD(0.05)
+    rates = Rates(keras, optimizer, 7)
+    rates.scale()
+    rate = float(optimizer.learning_rate)
+    assert rate == pytest.approx(0.35)
+    for _ in range(20):
+        rates.restore()
+        assert float(optimizer.learning_rate) == pytest.approx(0.05)
+        rates.scale()
+        assert float(optimizer.learning_rate) == rate
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 3, 0.5)
+    inner = keras.optimizers.SGD(schedule)
+    Rates(keras, keras.optimizers.LossScaleOptimizer(inner), 7).scale()
+    assert float(inner.learning_rate) == pytest.approx(0.35)
 
 
 @keras.saving.register_keras_serializable("estimators")

@@ -124,16 +124,32 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     assert [record["epoch"] for record in model.getHistory()] == [0, 1]
     assert store.exists(store.get_checkpoint_path("first"))
     assert model.getRunId() == "first"
+    with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS, ROWS, 100)):  # though these data are there
+        estimator(backend=LocalBackend(100)).fit(df)
 
-    undisturbed = estimator(run_id="second", epochs=4, random_seed=None).setRandomSeed(7).fit(df)
-    resumed = estimator(run_id="first", epochs=4).fit(df)
+
+def test_resumes_as_if_undisturbed(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+    def made(run_id: str, epochs: int, **changed: Any) -> TorchEstimator:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.2), torch.nn.Linear(3, 1))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        arguments = {"model": model, "optimizer": optimizer, "validation": 0.3, **changed}
+        return estimator(run_id=run_id, epochs=epochs, random_seed=None, **arguments).setRandomSeed(7)
+
+    made("first", 2).fit(df)
+    undisturbed, resumed = made("second", 4).fit(df), made("first", 4).fit(df)
     assert resumed.getHistory() == undisturbed.getHistory()
     for name, value in undisturbed.getModel().state_dict().items():
         assert torch.equal(resumed.getModel().state_dict()[name], value)
-    with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS, ROWS, 100)):  # though these data are there
-        estimator(backend=LocalBackend(100)).fit(df)
     with pytest.warns(UserWarning, match="nothing is trained"):
-        assert estimator(run_id="first", epochs=3).fit(df).getHistory() == resumed.getHistory()
+        assert made("first", 3).fit(df).getHistory() == resumed.getHistory()
+    other = linear()
+    for changed, facts in (
+        ({"model": other, "optimizer": torch.optim.Adam(other.parameters())}, ["first", "model"]),
+        ({"model": other, "optimizer": torch.optim.SGD(other.parameters())}, ["first", "Adam", "SGD"]),
+    ):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, *facts)):
+            made("first", 5, **changed).fit(df)
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +280,8 @@ def test_fits_on_parquet_and_only_on_what_fits(
     model = made.fit_on_parquet({made.run_id: "parquet"})
     assert model.getRunId() == "parquet"
     assert model.transform(df).schema["label__output"].dataType == DoubleType()
+    with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS, "validation=0.5")):
+        made.fit_on_parquet({made.validation: 0.5})
 
     unlike = spark.createDataFrame([([1.0], 1.0), ([1.0, 2.0], 2.0)], ["pair", "label"])
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 1, 2)):
@@ -338,7 +356,7 @@ def test_predictions_have_the_types_of_labels_and_no_rows_without_values(spark: 
     cloudpickle.register_pickle_by_value(__import__(__name__))
     rows = spark.range(0, 6, 1, 4).filter("id < 2")  # some partitions are empty
     labels = {"integer": "1", "single": "1f", "decimal": "1.5BD", "text": "'a'", "list": "array(1f)"}
-    columns = {"lists": "array(array(1f, 2f), array(3f, 4f))", "number": "id", **labels}
+    columns = {"lists": "array(array(1BD, 2BD), array(3BD, 4BD))", "number": "id", **labels}
 
     def select(**changed: str) -> Any:
         return rows.selectExpr(*(f"{value} AS {name}" for name, value in {**columns, **changed}.items()))

@@ -21,6 +21,7 @@ from pyspark.sql.types import (
     BooleanType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     FractionalType,
@@ -202,13 +203,19 @@ def _compressed(column: Column, max_size: int) -> Column:
 
 
 def as_arrays(df: DataFrame, columns: Iterable[str]) -> list[Column]:
-    """These columns as a UDF can take them: vectors as lists."""
+    """These columns as a UDF can take them: vectors as lists, decimals as the doubles that training has read."""
     kinds = {field.name: field.dataType for field in df.schema.fields}
     found = []
     for name in columns:
-        column = F.col(quoted(name))
-        found.append(vector_to_array(column) if isinstance(kinds[name], VectorUDT) else column)
+        column, kind = F.col(quoted(name)), kinds[name]
+        found.append(vector_to_array(column) if isinstance(kind, VectorUDT) else column.cast(_without_decimals(kind)))
     return found
+
+
+def _without_decimals(kind: DataType) -> DataType:
+    if isinstance(kind, ArrayType):
+        return ArrayType(_without_decimals(kind.elementType), kind.containsNull)
+    return DoubleType() if isinstance(kind, DecimalType) else kind
 
 
 def quoted(name: str) -> str:

@@ -16,10 +16,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
+import cloudpickle
 from pyspark.ml import Estimator, Model
 from pyspark.sql import DataFrame
 
-from horovod.base.errors import TrainingCode
+from horovod.base.errors import DataCode, OperationCode, TrainingCode
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend, SparkBackend
 from horovod.spark.common.batches import Source, sparse_sizes
@@ -44,6 +45,21 @@ _PASSED_ON: Final = (
     "verbose",
 )
 
+# Those that may hold anything that programs put there.
+_PICKLED: Final = (
+    "callbacks",
+    "checkpoint_callback",
+    "gradient_compression",
+    "logger",
+    "loss",
+    "loss_constructors",
+    "metrics",
+    "profiler",
+    "train_minibatch_fn",
+    "trainer_args",
+    "transformation_fn",
+)
+
 
 class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     """Trains a model on the rows of a DataFrame. Subclasses know a framework."""
@@ -53,7 +69,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """A model trained on the Parquet files that are in the store: those at get_train_data_path(dataset_idx).
 
-        Those at get_val_data_path(dataset_idx), where there are some, are for validation.
+        Those at get_val_data_path(dataset_idx), where there are some, are for validation. Where `validation` is set,
+        there must be some.
 
         params: values of parameters for this call, as in fit().
         """
@@ -91,6 +108,13 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             sample_weight_col=self.getOrDefault("sample_weight_col"),
             dataset_idx=dataset_idx,
         )
+        validation, path = self.getOrDefault("validation"), self.getOrDefault("store").get_val_data_path(dataset_idx)
+        if validation and not properties[1]:
+            raise refused(
+                f"there are no rows for validation at {path}: write them there, or leave validation={validation!r} "
+                "out. fit_on_parquet() does not split the rows.",
+                DataCode.TOO_FEW_ROWS,
+            )
         return self._fit_on_prepared(backend, properties, dataset_idx)
 
     def _fit_on_prepared(
@@ -132,6 +156,14 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         """Whether the store has a checkpoint of this run."""
         store = self.getOrDefault("store")
         return bool(store.saving_runs() and store.exists(store.get_checkpoint_path(run_id)))
+
+    def _other_than_before(self, run_id: str, what: str, found: str) -> ValueError:
+        """For a run whose checkpoint is of another model or optimizer than those that are given now."""
+        return refused(
+            f"the checkpoint of the run {run_id!r} does not fit the {what}: {found.strip().rstrip('.')}. Give the same "
+            "ones to go on with it, or another run_id to begin anew.",
+            TrainingCode.CONTRADICTORY_ARGUMENTS,
+        )
 
     def _warn_if_done(self, run_id: str, epochs: int) -> None:
         """A run that has done all its epochs is returned as it is, and its user is told."""
@@ -210,6 +242,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def _check_params(self, metadata: Metadata | None) -> None:
         """ValueError for parameters that make no sense; metadata is None before the data are prepared."""
         super()._check_params(metadata)
+        if metadata is None:
+            self._check_picklable()
         if self.getOrDefault("data_module") is NVTabularDataModule:
             NVTabularDataModule()  # raises
         if self.getOrDefault("shuffle_buffer_size") is not None:
@@ -223,6 +257,20 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         ):
             without_text(metadata, self._columns_of_numbers())
             self._check_shapes(metadata)
+
+    def _check_picklable(self) -> None:
+        """ValueError if an object of the user's can't be sent to the ranks."""
+        for name in _PICKLED:
+            if not self.hasParam(name):
+                continue
+            try:
+                cloudpickle.dumps(self.getOrDefault(name))
+            except Exception as error:
+                raise refused(
+                    f"{name} can't be sent to the processes that train, since pickle refuses it: {error}. What can't "
+                    "be pickled, such as locks, open files and connections, must be made there.",
+                    OperationCode.UNPICKLABLE,
+                ) from error
 
     def _columns_of_numbers(self) -> list[str]:
         """The columns that must be numbers when they come to the model."""

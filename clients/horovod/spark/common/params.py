@@ -6,6 +6,7 @@ estimator is fitted, before anything is written or started.
 
 from __future__ import annotations
 
+import copy
 from numbers import Integral
 from typing import Any, Final
 
@@ -127,7 +128,7 @@ class EstimatorParams(OptionalParams):
 
     def __init__(self) -> None:
         super().__init__()
-        self._setDefault(**DEFAULTS)
+        self._setDefault(**copy.deepcopy(DEFAULTS))  # programs append to the lists that they get
 
     def _check_params(self, metadata: Any) -> None:
         """ValueError unless the parameters make sense; metadata describes the columns. For subclasses to extend."""

@@ -13,26 +13,31 @@ class Rates:
     """The learning rate: in training that of one process times the number of ranks, in files that of one process."""
 
     def __init__(self, keras: Any, optimizer: Any, factor: int) -> None:
-        self._optimizer = optimizer
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # that of a LossScaleOptimizer
         self._factor = factor
-        schedule = getattr(optimizer, "_learning_rate", None)
+        schedule = getattr(self._optimizer, "_learning_rate", None)
         self._schedule = schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
         self._scaled = _scaled_schedule(keras, self._schedule, factor) if self._schedule is not None else None
+        self._of_file: tuple[float, float] | None = None  # the rate that restore() has set, and what it was
 
     def scale(self) -> None:
         """For training."""
-        self._set(self._scaled, self._factor)
+        if self._schedule is not None:
+            self._optimizer._learning_rate = self._scaled
+            return
+        rate = float(self._optimizer.learning_rate)
+        # The rate that was, and not a multiple that may be rounded to another one than the other ranks have.
+        given, training = self._of_file or (rate, rate * self._factor)
+        self._optimizer.learning_rate = training if rate == given else rate * self._factor
 
     def restore(self) -> None:
         """For a file."""
-        self._set(self._schedule, 1 / self._factor)
-
-    def _set(self, schedule: Any, factor: float) -> None:
-        if schedule is not None:
-            self._optimizer._learning_rate = schedule
-        else:
-            rate = self._optimizer.learning_rate
-            self._optimizer.learning_rate = float(rate) * factor
+        if self._schedule is not None:
+            self._optimizer._learning_rate = self._schedule
+            return
+        rate = float(self._optimizer.learning_rate)
+        self._optimizer.learning_rate = rate / self._factor
+        self._of_file = float(self._optimizer.learning_rate), rate
 
 
 def _scaled_schedule(keras: Any, schedule: Any, factor: int) -> Any:
@@ -106,8 +111,12 @@ class Keeper:
         return content
 
     def result(self, model: Any) -> bytes:
-        """What was kept last, or the model as it is, where nothing was."""
-        return self._kept if self._kept is not None else with_run(self._content(model), self._run)
+        """What a given callback has saved last, else the model as it is: when a training ends, callbacks may change it,
+        as EarlyStopping(restore_best_weights=True) does.
+        """
+        if self._given is not None and self._kept is not None:
+            return self._kept
+        return with_run(self._content(model), self._run)
 
     def _content(self, model: Any) -> bytes:
         self._rates.restore()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from pyspark import keyword_only
@@ -174,6 +175,20 @@ class KerasEstimator(_Saved, HorovodEstimator):
         keras = import_keras(keras_of(self.getOrDefault("model")))
         return from_bytes(keras, self._read_checkpoint(run_id), self.getOrDefault("custom_objects"), compiled=True)
 
+    def _check_checkpoint(self, run_id: str, saved: Any) -> None:
+        """ValueError unless the model of the checkpoint has weights and an optimizer as those that are given."""
+        given = self.getOrDefault("model")
+        shapes_of = [[tuple(weight.shape) for weight in model.weights] for model in (saved, given)]
+        if given.built and shapes_of[0] != shapes_of[1]:
+            unlike = [pair for pair in itertools.zip_longest(*shapes_of) if pair[0] != pair[1]]
+            found = f"a weight of the shape {unlike[0][0]} was there, and {unlike[0][1]} is now"
+            raise self._other_than_before(run_id, "model", found)
+        optimizer = import_keras(keras_of(given)).optimizers.get(self.getOrDefault("optimizer"))
+        # compile() may have put a LossScaleOptimizer around it.
+        before, now = (type(getattr(one, "inner_optimizer", one)).__name__ for one in (saved.optimizer, optimizer))
+        if before != now:
+            raise self._other_than_before(run_id, "optimizer", f"that was {before}, and this is {now}")
+
     def _fit_on_prepared_data(
         self,
         backend: Any,
@@ -191,6 +206,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
         if resumed:
             model = self._load_model_from_checkpoint(run_id)
             run |= run_of(self._read_checkpoint(run_id))
+            self._check_checkpoint(run_id, model)
         self._warn_if_done(run_id, run["epochs"])
         keras = import_keras(package)
         training = Training(

@@ -16,6 +16,7 @@ from horovod.spark.common.devices import gpu_of_rank, same_devices
 from horovod.spark.common.training import CommonTraining
 from horovod.spark.common.transform import kind_of
 from horovod.spark.keras.checkpoints import Keeper, Rates
+from horovod.spark.keras.epochs import epochs_callback
 from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras
 from horovod.spark.keras.tensors import as_list, inputs_for, labels_for
 
@@ -50,7 +51,7 @@ def train(training: Training) -> dict[str, Any]:
     hvd.init()
     keras = import_keras(training.package)
     same_devices(_choose_device(training), _gather)
-    keras.utils.set_random_seed((training.run["seed"] + training.run["epochs"] * 1000 + hvd.rank()) % 2**32)
+    keras.utils.set_random_seed(training.run["seed"] % 2**32)  # for weights of layers that are not built yet
     custom_objects = training.model.custom_objects
     model = from_bytes(keras, training.model.content, custom_objects, compiled=training.resumed)
     optimizer = model.optimizer if training.resumed else training.optimizer.load()
@@ -67,6 +68,7 @@ def train(training: Training) -> dict[str, Any]:
     train_batches = module.batches(training.train, hvd.rank(), hvd.size())
     keeper = Keeper(keras, training.store, dict(training.run), rates, training.checkpoint_callback)
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()]
+    callbacks.append(epochs_callback(keras, training.run["seed"], hvd.rank()))
     callbacks += training.callbacks
     callbacks += keeper.callbacks(hvd.rank())
     done = training.run["epochs"]

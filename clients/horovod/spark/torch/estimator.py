@@ -102,6 +102,18 @@ class TorchEstimator(ModuleEstimator):
         loaded: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
         return loaded
 
+    def _check_checkpoint(self, run_id: str, checkpoint: dict[str, Any]) -> None:
+        """ValueError unless the checkpoint is of this model and of this kind of optimizer."""
+        model, optimizer = pickle.loads(self._pickled())  # noqa: S301 - a copy
+        before, now = checkpoint["optimizer_class"], type(optimizer).__name__
+        if before != now:
+            raise self._other_than_before(run_id, "optimizer", f"that was {before}, and this is {now}")
+        try:
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise self._other_than_before(run_id, "model", str(error)) from error
+
     def _fit_on_prepared_data(
         self,
         backend: Any,
@@ -115,6 +127,7 @@ class TorchEstimator(ModuleEstimator):
         run_id = self._get_or_create_run_id()
         checkpoint = self._load_checkpoint(run_id) if self._has_checkpoint(run_id) else None
         if checkpoint is not None:
+            self._check_checkpoint(run_id, checkpoint)
             self._warn_if_done(run_id, checkpoint["epochs"])
         seed = checkpoint["seed"] if checkpoint is not None else self._seed()
         training = Training(

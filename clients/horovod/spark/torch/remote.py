@@ -66,6 +66,7 @@ class _Trainer:
             self.epochs_done = training.checkpoint["epochs"]
         self.model.to(self.device)
         optimizer.load_state_dict(optimizer.state_dict())  # its state goes where the parameters are
+        self.optimizer_class = type(optimizer).__name__
         _scale_rates(optimizer, hvd.size())
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self.passes = training.backward_passes_per_step
@@ -91,6 +92,7 @@ class _Trainer:
             self._seed(epoch)
             record: dict[str, Any] = {"epoch": epoch, "train": self._train(epoch)}
             if self.val_batches is not None:
+                self._share_buffers()
                 record["validation"] = self._validate(self.val_batches, epoch)
             self.history.append(record)
             self.epochs_done = epoch + 1
@@ -129,6 +131,10 @@ class _Trainer:
             value = losses.last if losses.last is not None else float(loss)
             sums.add(value, self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
+
+    def _share_buffers(self) -> None:
+        """As running means of BatchNorm are those of a rank's own batches, all validate with those that are saved."""
+        self.hvd.broadcast_parameters(dict(self.model.named_buffers()), root_rank=0)
 
     def _validate(self, batches: Batches, epoch: int) -> dict[str, Any]:
         self.model.eval()
@@ -193,6 +199,7 @@ class _Trainer:
             {
                 "model": self.model.state_dict(),
                 "optimizer": {**state, "param_groups": groups},
+                "optimizer_class": self.optimizer_class,
                 "epochs": self.epochs_done,
                 "history": self.history,
                 "seed": self.training.seed,
