@@ -23,7 +23,13 @@ def spark() -> Iterator[Any]:
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             patch.delenv(name)
         builder = SparkSession.builder.master("local[2]").appName("estimators")
-        for name, value in {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}.items():
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            # A Java that is there for seconds only spends more time on compiling its code well than it saves by that.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        }
+        for name, value in settings.items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("OFF")
