@@ -55,6 +55,7 @@ def main() -> None:
         label_cols=["label"],
         label_shapes=[[-1]],  # a class, where the model has ten outputs
         validation=0.1,
+        partitions_per_process=1,  # a file for each process: more would be tiny
         batch_size=args.batch_size,
         epochs=args.epochs,
         random_seed=42,

@@ -58,6 +58,7 @@ def main() -> None:
         label_cols=["label"],
         input_shapes=[[-1, 1, 8, 8]],
         validation=0.1,
+        partitions_per_process=1,  # a file for each process: more would be tiny
         batch_size=args.batch_size,
         epochs=args.epochs,
         random_seed=42,

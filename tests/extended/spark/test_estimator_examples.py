@@ -22,6 +22,8 @@ for name in sys.argv[1:]:
     runpy.run_path(name, run_name="__main__")
 stop(SparkSession.active())
 """
+# A Java that is there for seconds only spends more time on compiling its code well than it saves by that.
+OPTIONS = "--master local[2] --conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
 NAMES = [
     f"spark_{name}_estimator.py"
     for name, package in {"torch": "torch", "lightning": "lightning", "keras": "keras"}.items()
@@ -36,7 +38,7 @@ def test_examples_learn() -> None:
         env={
             **os.environ,
             "KERAS_BACKEND": "torch",
-            "PYSPARK_SUBMIT_ARGS": "--master local[2] --conf spark.ui.enabled=false pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": OPTIONS,
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,
