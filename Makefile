@@ -84,8 +84,8 @@ ready: $(VENV)/.to-train $(VENV)/.built
 train: build ## trains a small CNN on handwritten digits with 2 processes; the place to begin
 	PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 python examples/torch_digits.py
 
-# Everything functional; each process of pytest takes from the others when it has nothing left. Half of the time a test
-# waits, for a peer, a store or the limit that it is about, so there are half again as many of them as processors.
+# Everything functional; each process of pytest takes from the others when it has nothing left. There are half again as
+# many of them as processors, since many a test waits: for a peer, a store or the limit that it is about.
 SANITIZED := engine_stress gpu_engine_test $(basename $(notdir $(wildcard tests/native/fuzz_*.cc)))
 PYTEST := $(BIN)/python -m pytest -n $(shell expr $(JOBS) \* 3 / 2) --maxprocesses 16 --dist worksteal
 test: build $(VENV)/.to-test ## tests everything functional, in minutes; PYTEST_ARGS='-k name' chooses
