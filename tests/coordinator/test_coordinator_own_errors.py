@@ -14,13 +14,16 @@ from error_codes import ends_with
 from horovod.base.errors import EngineCode
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services import negotiation as service
 
 
 @pytest.fixture
 def crew() -> Iterator[Crew]:
-    with EmbeddedCoordinator() as coordinator, Crew(coordinator.address) as made:
+    """The test that waits for the end of the grace waits for a short one."""
+    limits = Limits(reattach_grace_s=1.0)
+    with EmbeddedCoordinator(limits=limits) as coordinator, Crew(coordinator.address) as made:
         yield made
 
 
