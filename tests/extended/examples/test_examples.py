@@ -8,90 +8,83 @@ import subprocess
 import sys
 from pathlib import Path
 
+import one_by_one
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HOROVODRUN = [sys.executable, "-m", "horovod.launch"]
 NUMBER = r"(\d+\.?\d*)"
+FOUND = "neighbours found: NUMBER; the last step touched NUMBER of NUMBER words"
 
 
 def run(command: list[str]) -> str:
     """Its stdout, without what says which rank it is from."""
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     return re.sub(r"^\[0\]<stdout>:", "", done.stdout, flags=re.MULTILINE)
 
 
-def learned(expected: str, name: str, *options: str) -> list[float]:
-    """Runs an example with two ranks; the numbers in what rank 0, and nobody else, has printed."""
-    said = run([*HOROVODRUN, "-np", "2", sys.executable, str(EXAMPLES / name), *options])
+def numbers(expected: str, said: str) -> list[float]:
+    """Those that the example has printed, and nothing else."""
     found = re.fullmatch(expected.replace("NUMBER", NUMBER) + "\n", said)
     assert found, said
     return [float(number) for number in found.groups()]
 
 
-def test_language_model() -> None:
-    expected = "test perplexity: NUMBER before, NUMBER after training on NUMBER bytes"
-    before, after, size = learned(expected, "torch_language_model.py", "--steps", "100")
+def play(module: str, ranks: int, *examples: str) -> list[str]:
+    """What each has printed, with so many ranks under horovodrun, or as a plain script; only rank 0 prints."""
+    launcher = [*HOROVODRUN, "-np", str(ranks)] if ranks > 1 else []
+    said = run([*launcher, *one_by_one.command(module, ranks, [f"{EXAMPLES}/{example}" for example in examples])])
+    found = one_by_one.outputs(said)
+    assert len(found) == len(examples), said
+    return found
+
+
+def test_pytorch_with_two_ranks() -> None:
+    expected = {
+        "torch_language_model.py --steps 100": "test perplexity: NUMBER before, NUMBER after training on NUMBER bytes",
+        "torch_accumulation_amp.py": "test accuracy: NUMBER after NUMBER steps, NUMBER of them with a clipped gradient",
+        "torch_sparse_embeddings.py --steps 300": FOUND,
+        "torch_sparse_embeddings.py --steps 300 --sparse-as-dense": FOUND,
+        "torch_process_sets.py": "test accuracy: digit NUMBER, odd NUMBER",
+        "torch_uneven_data.py": "test accuracy: NUMBER; batches of each process in an epoch: NUMBER, NUMBER",
+        "torch_powersgd.py": "a step sends NUMBER numbers in place of NUMBER\ntest accuracy: NUMBER",
+        "torch_resnet.py": "test accuracy: NUMBER on NUMBER images",
+    }
+    said = play("horovod.torch", 2, *expected)
+    language, accumulation, sparse, dense, sets, uneven, powersgd, resnet = map(numbers, expected.values(), said)
+
+    before, after, size = language
     assert 200 < before < 400
     assert after < 20
     assert size > 50_000
 
-
-def test_accumulation_and_mixed_precision() -> None:
-    expected = "test accuracy: NUMBER after NUMBER steps, NUMBER of them with a clipped gradient"
-    accuracy, steps, clipped = learned(expected, "torch_accumulation_amp.py")
+    accuracy, steps, clipped = accumulation
     assert accuracy > 0.95
     assert steps == 15 * (1347 // 2 // 8) // 4
     assert 0 < clipped < steps
 
+    for found, touched, words in (sparse, dense):
+        assert found > 0.62
+        assert touched < words / 2
 
-@pytest.mark.parametrize("options", [[], ["--sparse-as-dense"]], ids=["sparse", "as-dense"])
-def test_sparse_embeddings(options: list[str]) -> None:
-    expected = "neighbours found: NUMBER; the last step touched NUMBER of NUMBER words"
-    found, touched, words = learned(expected, "torch_sparse_embeddings.py", "--steps", "300", *options)
-    assert found > 0.62
-    assert touched < words / 2
-
-
-def test_process_sets() -> None:
-    digit, odd = learned("test accuracy: digit NUMBER, odd NUMBER", "torch_process_sets.py")
+    digit, odd = sets
     assert min(digit, odd) > 0.93
 
-
-def test_uneven_data() -> None:
-    expected = "test accuracy: NUMBER; batches of each process in an epoch: NUMBER, NUMBER"
-    accuracy, fewer, more = learned(expected, "torch_uneven_data.py")
+    accuracy, *batches = uneven
     assert accuracy > 0.95
-    assert (fewer, more) == (15, 29)
+    assert batches == [15, 29]
 
-
-def test_powersgd() -> None:
-    expected = "a step sends NUMBER numbers in place of NUMBER\ntest accuracy: NUMBER"
-    sent, plain, accuracy = learned(expected, "torch_powersgd.py")
+    sent, plain, accuracy = powersgd
     assert sent < plain / 20
     assert accuracy > 0.95
 
-
-def test_resnet() -> None:
-    accuracy, images = learned("test accuracy: NUMBER on NUMBER images", "torch_resnet.py")
+    accuracy, images = resnet
     assert accuracy > 0.9
     assert images == 450
 
 
-ALONE = """
-import runpy, sys
-import horovod.torch as hvd
-for command in sys.argv[1:]:
-    sys.argv = command.split()
-    sys.path.insert(0, sys.argv[0].rpartition("/")[0])
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    assert hvd.size() == 1
-    hvd.shutdown()
-"""
-
-
-def test_each_runs_alone() -> None:
+def test_pytorch_alone() -> None:
     commands = {
         "torch_language_model.py --steps 2": "test perplexity",
         "torch_accumulation_amp.py --epochs 1": "test accuracy",
@@ -102,8 +95,8 @@ def test_each_runs_alone() -> None:
         "torch_digits.py --epochs 1": "test accuracy",
         "torch_resnet.py --epochs 1": "test accuracy",
     }
-    said = run([sys.executable, "-c", ALONE, *(f"{EXAMPLES}/{command}" for command in commands)]).splitlines()
-    assert [line.startswith(start) for line, start in zip(said, commands.values(), strict=True)] == [True] * len(
+    said = play("horovod.torch", 1, *commands)
+    assert [output.startswith(start) for output, start in zip(said, commands.values(), strict=True)] == [True] * len(
         commands
     ), said
 
@@ -113,39 +106,45 @@ needs_tensorflow = pytest.mark.skipif(
 )
 
 
-@needs_tensorflow
-@pytest.mark.parametrize(
-    ("name", "options", "backend"),
-    [
-        ("tensorflow2_digits.py", [], "tensorflow"),
-        ("keras_digits.py", ["--epochs", "8"], "tensorflow"),
-        ("keras_digits.py", ["--epochs", "8"], "torch"),
-    ],
-)
-def test_tensorflow_and_keras_digits(
-    name: str, options: list[str], backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two processes are as accurate as one: about 0.98, of which 0.95 is far from what a mistake would leave."""
-    monkeypatch.setenv("KERAS_BACKEND", backend)
-    for command in (
-        [*HOROVODRUN, "-np", "2", sys.executable, str(EXAMPLES / name), *options],
-        [sys.executable, str(EXAMPLES / name), *options],
-    )[: 2 if backend == "tensorflow" else 1]:
-        said = run(command)
-        found = re.search(rf"^accuracy {NUMBER} .*with (\d) processes$", said, re.MULTILINE)
-        assert found, said
-        assert float(found.group(1)) > 0.95, said
+def is_as_accurate_as_one(said: str, ranks: int) -> None:
+    """Any number of processes is: about 0.98, of which 0.95 is far from what a mistake would leave."""
+    found = re.search(rf"^accuracy {NUMBER} .*with {ranks} process", said, re.MULTILINE)
+    assert found, said
+    assert float(found.group(1)) > 0.95, said
+
+
+DIGITS = ("tensorflow2_digits.py", "keras_digits.py --epochs 8")
 
 
 @needs_tensorflow
-def test_text_with_indexed_slices() -> None:
-    accuracy, _, _ = learned("accuracy NUMBER, loss NUMBER with NUMBER processes", "tensorflow2_text.py")
+def test_tensorflow_with_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    *digits, text = play("horovod.tensorflow", 2, *DIGITS, "tensorflow2_text.py")
+    for said in digits:
+        is_as_accurate_as_one(said, 2)
+    accuracy, _, ranks = numbers("accuracy NUMBER, loss NUMBER with NUMBER processes", text)
     assert accuracy > 0.93
+    assert ranks == 2
+
+
+@needs_tensorflow
+def test_tensorflow_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    for said in play("horovod.tensorflow", 1, *DIGITS):
+        is_as_accurate_as_one(said, 1)
+
+
+@needs_tensorflow
+def test_keras_on_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    script = [sys.executable, str(EXAMPLES / "keras_digits.py"), "--epochs", "8"]
+    is_as_accurate_as_one(run([*HOROVODRUN, "-np", "2", *script]), 2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="lightning is not installed")
 def test_lightning_digits() -> None:
-    accuracy, ranks = learned("test accuracy: NUMBER with NUMBER processes", "lightning_digits.py")
+    said = run([*HOROVODRUN, "-np", "2", sys.executable, str(EXAMPLES / "lightning_digits.py")])
+    accuracy, ranks = numbers("test accuracy: NUMBER with NUMBER processes", said)
     assert accuracy > 0.93
     assert ranks == 2
 
@@ -157,8 +156,5 @@ def test_lightning_digits() -> None:
 def test_jax_digits() -> None:
     """Two processes are as accurate as one."""
     script = [sys.executable, str(EXAMPLES / "jax_digits.py")]
-    for command in ([*HOROVODRUN, "-np", "2", *script], script):
-        said = run(command)
-        found = re.search(rf"^accuracy {NUMBER} with (\d) processes$", said, re.MULTILINE)
-        assert found, said
-        assert float(found.group(1)) > 0.95, said
+    is_as_accurate_as_one(run([*HOROVODRUN, "-np", "2", *script]), 2)
+    is_as_accurate_as_one(run(script), 1)
