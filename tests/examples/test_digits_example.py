@@ -31,7 +31,7 @@ def _run(ranks: int) -> list[subprocess.CompletedProcess[str]]:
             for _ in range(ranks)
         ]
         try:
-            outputs = [process.communicate(timeout=100) for process in processes]
+            outputs = [process.communicate(timeout=380) for process in processes]
         finally:
             for process in processes:
                 process.kill()
@@ -43,6 +43,7 @@ def _run(ranks: int) -> list[subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.longer
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", tiers.pick([2], [1]))
 def test_digits(ranks: int) -> None:
     finished = _run(ranks)

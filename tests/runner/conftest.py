@@ -37,6 +37,6 @@ def installed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(Path(sys.executable).with_name("horovodrun")), *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=5 * DEADLINE_S)
 
     return run

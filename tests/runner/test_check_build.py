@@ -71,6 +71,7 @@ def test_an_answer_is_what_happens_in_another_process() -> None:
     assert not module._runs("import os; os.abort()")
 
 
+@pytest.mark.timeout(400)  # it imports all frameworks that there are
 def test_the_command_tells_the_truth(installed: Installed) -> None:
     """Of what is installed, and not of files of the same names where it is called."""
     done = installed("--check-build")

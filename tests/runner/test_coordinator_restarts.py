@@ -35,7 +35,8 @@ def test_a_job_goes_on_through_a_kill_of_its_coordinator(tmp_path: Path, launch:
     with Agents(tmp_path, coordinator=coordinator) as agents:
         agents.add("h1")
         source = f"{TRAINS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('after a new agreement')\nstep('before')"
-        launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ)
+        patient = {**agents.environ, "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS": "300"}  # two starts on a busy machine
+        launched = launch(*agents.options, "-np", "2", *program(source), environ=patient)
         assert sorted(launched.lines(2)) == [f"[{rank}]<stdout>:before 3" for rank in range(2)]
         for _ in range(2):
             coordinator.kill()

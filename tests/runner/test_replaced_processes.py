@@ -55,8 +55,10 @@ def train(state):
         state.steps += 1
         state.save()
         print("step", state.steps, os.getpid(), flush=True)
-        if state.steps == 3 and rank == 1 and incarnation == "1":
-            DIES
+        if state.steps == 3 and incarnation == "1":
+            total(0)  # the other one has saved this step as well
+            if rank == 1:
+                DIES
     return state.steps
 
 def reset():
