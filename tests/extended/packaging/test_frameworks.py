@@ -12,6 +12,7 @@ import re
 import sys
 from pathlib import Path
 
+import one_by_one
 import pytest
 from installing import ROOT, environment, run
 
@@ -64,25 +65,28 @@ TORCH = os.environ.get("HOROVOD_TEST_TORCH", OLDEST_TORCH)
 
 
 @pytest.mark.parametrize(
-    ("packages", "examples", "versions"),
+    ("module", "packages", "examples", "versions"),
     [
         pytest.param(
+            "horovod.tensorflow",
             ["tensorflow-cpu==2.15.*", OLDEST_GRPC],
-            {"tensorflow2_digits.py": 3, "keras_digits.py": 3},
+            {"tensorflow2_digits.py": "--epochs 3", "keras_digits.py": "--epochs 3"},
             {"keras": "2.15.", "numpy": "1.26.", "protobuf": "4."},
             id="tensorflow-2.15",
             marks=pytest.mark.skipif(sys.version_info >= (3, 12), reason="TensorFlow 2.15 is not for this Python"),
         ),
         pytest.param(
+            "horovod.tensorflow",
             ["tensorflow-cpu==2.19.*"],
-            {"tensorflow2_digits.py": 3, "keras_digits.py": 3},
+            {"tensorflow2_digits.py": "--epochs 3", "keras_digits.py": "--epochs 3"},
             {"keras": "3.", "protobuf": "5."},
             id="tensorflow-2.19",
             marks=pytest.mark.skipif(sys.version_info >= (3, 13), reason="TensorFlow 2.19 is not for this Python"),
         ),
         pytest.param(
+            "horovod.torch",
             [f"torch=={TORCH}", "numpy<2"],
-            {"torch_digits.py": 5, "torch_uneven_data.py": 0},
+            {"torch_digits.py": "--epochs 5", "torch_uneven_data.py": ""},
             {"torch": TORCH},
             id="torch",
             marks=pytest.mark.skipif(
@@ -92,17 +96,20 @@ TORCH = os.environ.get("HOROVOD_TEST_TORCH", OLDEST_TORCH)
     ],
 )
 def test_digits_beside_a_framework(
-    packages: list[str], examples: dict[str, int], versions: dict[str, str], wheel: Path, tmp_path: Path
+    module: str, packages: list[str], examples: dict[str, str], versions: dict[str, str], wheel: Path, tmp_path: Path
 ) -> None:
-    """examples: and for how many epochs; 0: as many as they like."""
+    """examples: with their options."""
     with environment(tmp_path / "venv", wheel, "scikit-learn", "tqdm", *packages) as programs:
         listed = run(programs / "python", "-m", "pip", "--disable-pip-version-check", "list", "--format=freeze")
         there = dict(line.split("==") for line in listed.splitlines() if "==" in line)
         assert {name: there[name] for name in versions if not there[name].startswith(versions[name])} == {}
         path = f"{programs}:{os.environ['PATH']}"
-        for example, epochs in examples.items():
-            command = [programs / "horovodrun", "--start-timeout", "300", "-np", "2"]
-            command += [programs / "python", ROOT / "examples" / example]
-            said = run(*command, *(["--epochs", str(epochs)] if epochs else []), cwd=str(tmp_path), PATH=path)
-            accuracy = re.findall(r"accuracy:? (0\.\d+|1\.0+)", said)
+        played = [f"{ROOT / 'examples' / name} {options}".strip() for name, options in examples.items()]
+        launcher = [programs / "horovodrun", "--start-timeout", "300", "-np", "2"]
+        command = one_by_one.command(module, 2, played, str(programs / "python"))
+        said = run(*launcher, *command, cwd=str(tmp_path), PATH=path)
+        printed = one_by_one.outputs("".join(re.findall(r"^\[0\]<stdout>:(.*\n)", said, re.MULTILINE)))
+        assert len(printed) == len(examples), said
+        for one in printed:
+            accuracy = re.findall(r"accuracy:? (0\.\d+|1\.0+)", one)
             assert float(accuracy[-1]) > 0.8, said
