@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from typing import Any
 
 import pytest
 
@@ -32,3 +34,20 @@ async def asked(name: str, secrets: list[bytes]) -> bool:
 def test_who_is_reached(name: str, secrets: list[bytes], reached: bool) -> None:
     """An agent that has not been told the secret yet is no host that can't be reached."""
     assert asyncio.run(asked(name, secrets)) is reached
+
+
+def test_a_port_that_another_process_takes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPv6 gets the number that IPv4 has got, for which the agent closes the port for a moment."""
+    real, taken = asyncio.start_server, []
+
+    async def start_server(*arguments: Any, port: int, **options: Any) -> asyncio.Server:
+        if port and not taken:
+            taken.append(socket.create_server(("127.0.0.1", port)))
+        return await real(*arguments, port=port, **options)
+
+    monkeypatch.setattr(asyncio, "start_server", start_server)
+    try:
+        assert asyncio.run(asked("h1", [b"secret"]))
+    finally:
+        for one in taken:
+            one.close()

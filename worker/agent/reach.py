@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import hmac
 import secrets
@@ -20,6 +21,7 @@ _NONCE_BYTES = 32
 _ANSWER_BYTES = hashlib.sha256().digest_size
 _ASK_TIMEOUT_S = 5.0  # how long a peer that has connected may send nothing
 _AT_ONCE = 64
+_TRIES = 10
 
 
 class ProbePort:
@@ -51,12 +53,20 @@ class ProbePort:
 
     async def start(self) -> None:
         """Begins to listen. OSError when no port is free."""
-        self._server = await asyncio.start_server(self._answer, host=None, port=0)
-        # With host=None IPv4 and IPv6 may get different ports; one number can be told to other agents.
-        self.port = self._server.sockets[0].getsockname()[1]
-        if any(socket.getsockname()[1] != self.port for socket in self._server.sockets):
+        for tries_left in reversed(range(_TRIES)):
+            self._server = await asyncio.start_server(self._answer, host=None, port=0)
+            # With host=None IPv4 and IPv6 may get different ports; one number can be told to other agents.
+            self.port = self._server.sockets[0].getsockname()[1]
+            if all(socket.getsockname()[1] == self.port for socket in self._server.sockets):
+                return
             self._server.close()
-            self._server = await asyncio.start_server(self._answer, host=None, port=self.port)
+            # Meanwhile another process may take that port, or have it for IPv6.
+            try:
+                self._server = await asyncio.start_server(self._answer, host=None, port=self.port)
+                return
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not tries_left:
+                    raise
 
     def close(self) -> None:
         if self._server is not None:
