@@ -11,6 +11,8 @@ from pathlib import Path
 import one_by_one
 import pytest
 
+pytestmark = pytest.mark.timeout(400)
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HOROVODRUN = [sys.executable, "-m", "horovod.launch"]
 NUMBER = r"(\d+\.?\d*)"
