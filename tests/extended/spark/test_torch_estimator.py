@@ -286,9 +286,10 @@ def test_fits_on_parquet_and_only_on_what_fits(
     unlike = spark.createDataFrame([([1.0], 1.0), ([1.0, 2.0], 2.0)], ["pair", "label"])
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 1, 2)):
         made.fit(unlike)
-    missing = spark.createDataFrame([([1.0], 1.0), ([1.0], None)], ["pair", "label"])
-    with pytest.raises(ValueError, match=ends_with(DataCode.NULL_VALUE, "label", "1 rows")):
-        made.fit(missing)
+    for row, column in ((([1.0], None), "label"), ((None, 1.0), "pair")):
+        missing = spark.createDataFrame([([1.0], 1.0), row], ["pair", "label"])
+        with pytest.raises(ValueError, match=ends_with(DataCode.NULL_VALUE, column, "1 rows")):
+            made.fit(missing)
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 2, 3)):
         made.setInputShapes([[-1, 3]]).fit(df)
     with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS)):
