@@ -175,7 +175,7 @@ class Hub:
     def lost(self, member_id: str, cause: str) -> None:
         self._carry_out_for(member_id, self._membership.lost(member_id, cause, self._clock()))
 
-    def disconnected(self, member_id: str, events: EventOutbox, broke: bool) -> None:
+    def disconnected(self, member_id: str, events: EventOutbox, *, broke: bool = True) -> None:
         """One of the member's streams is over, which changes nothing if it has another one. broke: as of Membership."""
         if self._events.get(member_id) is events:
             del self._events[member_id]

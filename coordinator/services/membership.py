@@ -122,7 +122,7 @@ class MembershipService(MembershipServicer):
         finally:
             relayed.close()
             span.end("the stream ended before the world stood")
-            self._hub.disconnected(member_id, events, broke)
+            self._hub.disconnected(member_id, events, broke=broke)
 
     async def _be_served(
         self, job: str, context: Context, who: str, unreachable: str = "", joins: bool = False
