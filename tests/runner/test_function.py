@@ -150,6 +150,14 @@ def test_a_result_that_the_caller_can_not_read_names_its_rank() -> None:
         task.value_of(3, result)
 
 
+def test_an_interpreter_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It must not run bytecode that is not its own."""
+    monkeypatch.setattr(task, "PYTHON", (3, 7))
+    facts = "Rank 0", "comes from Python 3.7", f"this process is Python {sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, *facts)):
+        horovod.run(len, ([],), np=1)
+
+
 def test_what_travels_is_in_no_folder_and_ends_with_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

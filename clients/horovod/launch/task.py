@@ -16,7 +16,7 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,17 @@ PROGRAM = (
 )
 
 
+# Functions travel as bytecode, which another version of Python may misread, or crash on.
+PYTHON = sys.version_info[:2]
+
+
+def packed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """A call on its way to ranks, with what they need of the caller before they read it: its import path, which may be
+    needed for that, and its version of Python.
+    """
+    return pickle.dumps((PYTHON, sys.path)) + cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+
+
 @dataclass(frozen=True)
 class Result:
     """What one rank returned. `error` is "Type: message", None after success; `value` is pickled."""
@@ -56,12 +67,12 @@ class Exchange:
     """The caller's end. Close it when the ranks have ended."""
 
     def __init__(self, count: int, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """OSError when so many files can't be open. The import path may be needed to read the function."""
+        """OSError when so many files can't be open."""
         self._function = -1
         self._results: list[int] = []
         try:
             self._function = os.memfd_create("horovod-run")
-            write(self._function, pickle.dumps(sys.path) + cloudpickle.dumps((function, args, kwargs)))
+            write(self._function, packed(function, args, kwargs))
             for _ in range(count):
                 self._results.append(os.memfd_create("horovod-run"))
         except BaseException:
@@ -220,12 +231,23 @@ def _last_world() -> tuple[int, int]:
     return (last.epoch, last.rank) if last is not None else (0, -1)
 
 
+def _of_another_python(of_caller: tuple[int, int]) -> str:
+    theirs, ours = (".".join(map(str, version)) for version in (of_caller, PYTHON))
+    sentence = (
+        f"The function comes from Python {theirs}, and this process is Python {ours} ({sys.executable}). Functions "
+        f"travel as bytecode, which differs between versions: let the interpreter of the ranks be Python {theirs}."
+    )
+    return coded(LaunchCode.HOST_INSTALLATION, sentence)
+
+
 def main(arguments: list[str]) -> int:
     """Runs the function; the exit code."""
     way = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
     try:
         stream = io.BytesIO(way.fetch())
-        own = pickle.load(stream)  # noqa: S301
+        of_caller, own = pickle.load(stream)  # noqa: S301
+        if of_caller != PYTHON:
+            raise RuntimeError(_of_another_python(of_caller))
         # From here on the current directory comes first, as usual in Python.
         if not getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, os.getcwd())

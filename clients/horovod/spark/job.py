@@ -10,15 +10,12 @@ import functools
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import cloudpickle
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.settings import ROWS, Settings, resolve
@@ -77,8 +74,8 @@ class ElasticSizes:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for, checked. function: as `shipped` makes it. env: None as a value removes a variable.
-    elastic: None for a fixed size. settings: HOROVOD_... of the caller, where it is not in the driver.
+    """What the user asks for, checked. function: as `packed` of launch/task.py makes it. env: None as a value removes a
+    variable. elastic: None for a fixed size. settings: HOROVOD_... of the caller, where it is not in the driver.
     """
 
     function: bytes
@@ -98,12 +95,6 @@ class Request:
     def tasks(self) -> int:
         """How many tasks Spark is to run."""
         return self.elastic.most if self.elastic is not None else self.size
-
-
-def shipped(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """A call on its way to the processes (launch/task.py), with the caller's import path."""
-    call: bytes = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    return pickle.dumps(sys.path) + call
 
 
 def run_request(request: Request, cluster: Cluster) -> list[Any]:

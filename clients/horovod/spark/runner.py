@@ -10,9 +10,10 @@ from typing import Any
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
+from horovod.launch.task import packed
 from horovod.runner.elastic import driver
 from horovod.spark.cluster import SparkCluster, why_unusable
-from horovod.spark.job import ElasticSizes, Request, run_request, shipped
+from horovod.spark.job import ElasticSizes, Request, run_request
 
 __all__ = ["run", "run_elastic"]
 
@@ -60,7 +61,7 @@ def run(
     if verbose and num_proc is None:
         _log.info("Running %d processes (spark.default.parallelism).", size)
     request = Request(
-        shipped(fn, args, kwargs),
+        packed(fn, args, kwargs or {}),
         size,
         _start_timeout(start_timeout),
         dict(env or {}),
@@ -130,7 +131,7 @@ def run_elastic(
     else:
         timeout_s = resolve().elastic_timeout_seconds if row.text(os.environ) else float(driver.ELASTIC_TIMEOUT_SECS)
     request = Request(
-        shipped(fn, args, kwargs),
+        packed(fn, args, kwargs or {}),
         size,
         _start_timeout(start_timeout),
         dict(env or {}),

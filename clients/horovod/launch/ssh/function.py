@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
 from horovod.base.errors import LaunchCode, code_of, coded
 from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
@@ -54,7 +52,7 @@ class FunctionOnHosts:
         there; None: the one that runs now. elastic: None for a job of a fixed size that ends with its first failure.
         """
         self._elastic = elastic
-        self._exchange = Exchange(pickle.dumps(sys.path) + cloudpickle.dumps(call), replaced=elastic is not None)
+        self._exchange = Exchange(task.packed(*call), replaced=elastic is not None)
         self._hosts = [HostSlots(name, list(names).count(name)) for name in dict.fromkeys(names)]
         self._names = [shown_name(name) for name in names]
         self._python = python
@@ -120,7 +118,7 @@ class FunctionOnHosts:
             raise RuntimeError(task.raised(raised, self._names[raised], arrived[raised]))
         if silent := [rank for rank in range(len(self._names)) if rank not in arrived]:
             raise RuntimeError(task.no_result(silent[0], self._names[silent[0]]))
-        return [pickle.loads(arrived[rank].value) for rank in range(len(self._names))]  # noqa: S301
+        return [task.value_of(rank, arrived[rank]) for rank in range(len(self._names))]
 
     def _of_last_world(self, arrived: Mapping[int, task.Result]) -> list[Any]:
         """arrived: by slot, in the order of arrival."""
