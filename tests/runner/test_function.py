@@ -153,7 +153,11 @@ def test_a_result_that_the_caller_can_not_read_names_its_rank() -> None:
 def test_an_interpreter_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """It must not run bytecode that is not its own."""
     monkeypatch.setattr(task, "PYTHON", (3, 7))
-    facts = "Rank 0", "comes from Python 3.7", f"this process is Python {sys.version_info.major}.{sys.version_info.minor}"
+    facts = (
+        "Rank 0",
+        "comes from Python 3.7",
+        f"this process is Python {sys.version_info.major}.{sys.version_info.minor}",
+    )
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, *facts)):
         horovod.run(len, ([],), np=1)
 
