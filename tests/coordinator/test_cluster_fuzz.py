@@ -33,7 +33,7 @@ CALLS: dict[str, Any] = {
     "/horovod.v1.Jobs/List": jobs_pb2.ListRequest,
     "/horovod.v1.Jobs/Signal": jobs_pb2.SignalRequest,
 }
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 pytestmark = pytest.mark.longer
 
