@@ -262,7 +262,7 @@ def test_too_few_hosts_and_shutdown_in_the_middle(elastic: Callable[..., RayExec
 
 def test_the_autoscaler_is_asked_for_what_is_missing() -> None:
     """By placement groups that wait, for as long as the cluster has no room."""
-    executor = RayExecutor(RayExecutor.create_settings(), min_workers=8, cpus_per_worker=1, elastic_timeout=2)
+    executor = RayExecutor(RayExecutor.create_settings(), min_workers=8, cpus_per_worker=1, elastic_timeout=8)
     waiting: list[int] = []
 
     def states() -> list[str]:
@@ -282,6 +282,6 @@ def test_the_autoscaler_is_asked_for_what_is_missing() -> None:
     requests = ResourceRequests(BaseParams(), workers=1, slots=lambda: 0, aside=lambda: [here])
     requests._look()
     requests._look()
-    assert states().count("PENDING") == 1, "room on a host that is set aside is none"
+    assert eventually(lambda: states().count("PENDING") == 1), "room on a host that is set aside is none"
     requests._keep(0)
     assert eventually(lambda: set(states()) == {"REMOVED"})
