@@ -48,7 +48,8 @@ def packed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     """A call on its way to ranks, with what they need of the caller before they read it: its import path, which may be
     needed for that, and its version of Python.
     """
-    return pickle.dumps((PYTHON, sys.path)) + cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+    call: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+    return pickle.dumps((PYTHON, sys.path)) + call
 
 
 @dataclass(frozen=True)
