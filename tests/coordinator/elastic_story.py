@@ -20,7 +20,7 @@ class Elastic(Story):
         return {share.agent: list(share.slots) for share in self.cluster.jobs["j"].record.shares}
 
     def leaves(self) -> list[tuple[str, list[tuple[int, int]]]]:
-        """What was to leave: where, and rank and incarnation of each process."""
+        """The processes that the scheduler has asked to leave: for each agent, their ranks and incarnations."""
         found = [(agent, what) for agent, kind, what in self.sent if kind == "leave"]
         self.sent.clear()
         return [(agent, list(zip(what.ranks, what.incarnations, strict=True))) for agent, what in found]

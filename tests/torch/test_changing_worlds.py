@@ -209,8 +209,8 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
 
 
 def _end_on_the_way() -> dict[str, Any]:
-    """Rank 0 dies in a step, and rank 1 when it has left its world and has not joined the next one. Nobody sees their
-    processes.
+    """Rank 0 dies in a step. Rank 1 dies after it has left that world and before it joins the next one. No agent and no
+    other rank watches their processes, so only the end of their connections tells the coordinator.
     """
     import horovod.torch as hvd
     from horovod.common import basics

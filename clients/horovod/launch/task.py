@@ -45,8 +45,8 @@ PYTHON = sys.version_info[:2]
 
 
 def packed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """A call on its way to ranks, with what they need of the caller before they read it: its import path, which may be
-    needed for that, and its version of Python.
+    """The bytes of a call that ranks fetch. First come the version of Python and the import path of the caller, which
+    a rank looks at before it unpickles the function.
     """
     call: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
     return pickle.dumps((PYTHON, sys.path)) + call

@@ -25,7 +25,7 @@ from .present import Present
 GATHER_S = 1.0
 MAX_NAMED = 4
 
-TODO = (
+_ADVICE = (
     "Check that no firewall is between the hosts, or name the interfaces that reach all of them with "
     "HOROVOD_NETWORK_INTERFACES."
 )
@@ -72,7 +72,7 @@ class Unconnected:
 
 def told(epoch: int, words: str, member_ids: Iterable[str]) -> list[Effect]:
     """Tells these members the sentence with which they end."""
-    sentence = coded(WorldCode.UNREACHABLE_PEER, f"{capitalized(words)}. {TODO}")
+    sentence = coded(WorldCode.UNREACHABLE_PEER, f"{capitalized(words)}. {_ADVICE}")
     event = pb.MembershipEvent(unconnectable=pb.Unconnectable(epoch=epoch, sentence=sentence))
     return [Send(member_id, event) for member_id in member_ids]
 

@@ -1,5 +1,5 @@
-"""Hosts that don't reach each other, while all of them reach the coordinator: for some seconds, nobody is accused; from
-the start on, all are told who can't reach whom.
+"""Hosts that don't reach each other, while all of them reach the coordinator. If the network is cut for some seconds
+during a training, no rank is called lost. If it is cut before the ranks connect, all are told who can't reach whom.
 
 Each rank is a host; it takes steps of several operations. When the network is cut one rank has the result of an
 operation and another one has not, so that they wait in different ones, all with blocked threads: like in a deadlock.

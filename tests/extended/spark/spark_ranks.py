@@ -96,7 +96,9 @@ def one_ends_late() -> int:
 
 
 def _wait_for_the_end_of(pid: int) -> None:
-    """And for as long as whoever does not wait for this process would take to give it up."""
+    """Waits until process `pid` has ended, and then twice as long as a driver takes that ends a job without waiting for
+    the rank that calls this.
+    """
     import psutil
 
     from horovod.coordinator.core.ending import AFTERMATH_S

@@ -37,6 +37,6 @@ def _generators(layer: Any) -> list[Any]:
 
 
 def _statistics(model: Any) -> list[Any]:
-    """The weights that no optimizer changes, without those of frozen layers, which stay what they are."""
+    """Running means and variances, as of BatchNormalization, without those of frozen layers, which never change."""
     frozen = {id(one) for layer in model._flatten_layers() if not layer.trainable for one in layer.weights}
     return [one for one in model.non_trainable_weights if id(one) not in frozen]

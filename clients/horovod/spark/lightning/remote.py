@@ -169,7 +169,9 @@ def _predictions(training: Training, module: Any) -> list[Prediction]:
 
 
 def _callback_classes(pl: Any) -> tuple[type, type]:
-    """What comes before all other callbacks, and what comes behind them."""
+    """Two classes of callbacks for the Trainer. The first is called before the user's callbacks, the second after
+    them.
+    """
     import horovod.torch as hvd
 
     class Steps(pl.callbacks.Callback):
@@ -200,7 +202,9 @@ def _callback_classes(pl: Any) -> tuple[type, type]:
             hvd.broadcast_parameters(dict(module.named_buffers()), root_rank=0)
 
     class Keeper(pl.callbacks.Checkpoint):
-        """The checkpoint after each epoch. As a Checkpoint it comes behind what may still change what is saved."""
+        """Writes a checkpoint after each epoch. Lightning calls subclasses of Checkpoint after all other callbacks, so
+        the checkpoint has the state that those have changed in this epoch.
+        """
 
         def __init__(self, training: Training, folder: str) -> None:
             self._store = training.store

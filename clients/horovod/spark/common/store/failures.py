@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from horovod.base.errors import DataCode, coded
 
-# The packages try again for a minute and a half at most when nobody listens.
+# How long a service may take to answer one request. Where no service listens at the address, s3fs, gcsfs and adlfs give
+# up earlier, after 90 s at most.
 ANSWER_SECONDS: Final = 300.0
 _SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
 _LONGEST: Final = 500  # characters of a reason: some services answer with a page
