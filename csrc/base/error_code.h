@@ -71,6 +71,14 @@ inline bool has_code(std::string_view text) { return place_of_code(text) != std:
 // The sentence alone, for another sentence that holds it.
 inline std::string without_code(std::string_view text) { return std::string(text.substr(0, place_of_code(text))); }
 
+// With its first letter in upper case: for a sentence that begins with the label of a rank ("rank 1 (pid 42) on host
+// h1").
+inline std::string capitalized(std::string text) {
+  if (!text.empty() && text.front() >= 'a' && text.front() <= 'z')
+    text.front() = static_cast<char>(text.front() - 'a' + 'A');
+  return text;
+}
+
 // The sentence with the code behind it. The sentence of another error that it ends with loses its own code.
 inline std::string coded(ErrorCode code, std::string_view sentence) {
   return without_code(sentence).append(" [").append(code.word).append("]");

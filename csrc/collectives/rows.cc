@@ -12,7 +12,7 @@ constexpr int64_t kMostMessageBytes = kMostRows;  // a peer that claims more is 
 
 Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most) {
   return {Code::aborted, error_code::unexpected_data,
-          sender + " announced " + std::to_string(rows) + " rows for " + operation.spec.name +
+          capitalized(sender) + " announced " + std::to_string(rows) + " rows for " + operation.spec.name +
               ", where there can be 0 to " + std::to_string(most) + "; this epoch can't go on."};
 }
 

@@ -59,7 +59,7 @@ void Communicator::give_up_locked() {
   }
   if (what.empty()) what = "an operation";
   stuck_ = {Code::timeout, error_code::stuck_thread,
-            members_.labels[rank()] +
+            capitalized(members_.labels[rank()]) +
                 " has ended its part of the world, but a thread of it is still in the middle of " + what + " after " +
                 std::to_string(config_.close_timeout_ms) +
                 " ms and does not look up: the memory of a tensor may be a file on a file system that does not answer, "

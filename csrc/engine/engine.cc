@@ -160,8 +160,8 @@ void Engine::remove_process_set(int number) {
   if (removed) {  // closed before it is erased, because wait() must find it as long as it has operations
     const std::string which = "he process set of ranks " + listed(removed->ranks());
     const Status closed =
-        removed->close(coded(error_code::no_such_process_set,
-                             labels_[rank_] + " has removed t" + which + ", so operations in it can't complete."),
+        removed->close(coded(error_code::no_such_process_set, capitalized(labels_[rank_]) + " has removed t" + which +
+                                                                  ", so operations in it can't complete."),
                        coded(error_code::no_such_process_set, "T" + which + " has been removed."));
     if (!closed.ok()) {
       is_stuck_.store(true, std::memory_order_release);
@@ -407,7 +407,7 @@ Status Engine::ended() const {
 
 Status Engine::close(const std::string& sentence, bool keep) {
   if (!global_) return {};  // create() failed early
-  const std::string left = sentence.empty() ? labels_[rank_] +
+  const std::string left = sentence.empty() ? capitalized(labels_[rank_]) +
                                                   " has shut down (it called hvd.shutdown() or its script ended), so "
                                                   "operations that wait for it can't complete."
                                             : sentence;

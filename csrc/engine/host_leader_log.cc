@@ -83,7 +83,7 @@ Status HostLeaderLog::count(size_t place, TensorId id, const std::string_view* b
   }
   if (count.here[place]) {
     return {Code::internal, error_code::internal,
-            region_.label(static_cast<int>(place)) + " has arrived twice at id " + std::to_string(id) +
+            capitalized(region_.label(static_cast<int>(place))) + " has arrived twice at id " + std::to_string(id) +
                 " of the order log; please report this."};
   }
   count.here[place] = true;
@@ -181,8 +181,9 @@ Status HostLeaderLog::read_members() {
 
 Status HostLeaderLog::take(const HostMessage& message, size_t place, std::string_view payload) {
   const auto bad = [&](const std::string& what) {
-    return Status(Code::aborted, error_code::unexpected_data,
-                  region_.label(static_cast<int>(place)) + " told this rank " + what + "; this epoch can't go on.");
+    return Status(
+        Code::aborted, error_code::unexpected_data,
+        capitalized(region_.label(static_cast<int>(place))) + " told this rank " + what + "; this epoch can't go on.");
   };
   if (message.id >= kMaxIds) return bad("of id " + std::to_string(message.id) + ", which does not exist");
   if (message.kind == HostMessage::withdraw) {

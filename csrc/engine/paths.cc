@@ -42,7 +42,7 @@ Status make_region(const std::vector<int>& members, int me, const std::vector<st
       continue;
     }
     segments.push_back(Segment::open(paths.segment_addresses[member], segment_bytes(config), status));
-    if (!segments.back()) return {status.code(), labels[member] + ": " + status.message()};
+    if (!segments.back()) return {status.code(), capitalized(labels[member]) + ": " + status.message()};
   }
   region =
       std::make_unique<Region>(place, std::move(segments), std::move(names), kHeaderBytes, kLogBytes, config, abort);
@@ -92,7 +92,7 @@ Status attach_to_peers(Communicator& communicator, std::vector<std::string> labe
     const std::vector<int>& local = hosts->members(hosts->host(rank));
     if (local.size() > 1 && !segments) {
       return {Code::invalid_argument, error_code::internal,
-              labels[rank] + " shares its host, but has no shared memory."};
+              capitalized(labels[rank]) + " shares its host, but has no shared memory."};
     }
     if (hosts->count() < 2) {
       hosts.reset();  // no order of hosts is needed, and the connections are enough

@@ -135,12 +135,13 @@ Status SocketMesh::lose(SocketPeer& peer) {
   abort_.note_lost(peer.label, false);
   if (peer.error == ETIMEDOUT || peer.error == EHOSTUNREACH || peer.error == ENETUNREACH) return unreachable(peer);
   const std::string how = peer.error == 0 ? "the other side closed it" : std::strerror(peer.error);
-  return fail({Code::aborted, error_code::peer_lost, peer.label + " was lost: its connection ended (" + how + ")."});
+  return fail({Code::aborted, error_code::peer_lost,
+               capitalized(peer.label) + " was lost: its connection ended (" + how + ")."});
 }
 
 Status SocketMesh::unreachable(const SocketPeer& peer) {
   return fail({Code::aborted, error_code::peer_lost,
-               peer.label + " was lost: nothing has come from its host for " +
+               capitalized(peer.label) + " was lost: nothing has come from its host for " +
                    std::to_string(config_.unreachable_timeout_ms / 1000) +
                    " s (HOROVOD_UNREACHABLE_TIMEOUT_SECONDS), not even a sign that it lives. That host, this one's "
                    "link or the network between them is down; from here it can't be told which, nor whether the "
@@ -164,7 +165,7 @@ Status SocketMesh::timed_out() const {
   }
   if (count > 4) waiting += " and " + std::to_string(count - 4) + " more";
   return {Code::timeout, error_code::no_progress,
-          waiting + (count == 1 ? " has" : " have") + " made no progress for " +
+          capitalized(waiting) + (count == 1 ? " has" : " have") + " made no progress for " +
               std::to_string(config_.progress_timeout_ms) + " ms in an operation that every rank had " + "started (" +
               std::to_string(expected) + " bytes not received" +
               (owed > 0 ? ", and it does not take what this rank sends" : "") + ")."};

@@ -374,7 +374,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
         const uint64_t length = std::min(stripe.left, kMaxFrameBytes);
         if (header.sequence != stripe.number || header.length != length) {
           return {Code::aborted, error_code::unexpected_data,
-                  identity_.label + " sent " + std::to_string(header.length) + " bytes of transfer " +
+                  capitalized(identity_.label) + " sent " + std::to_string(header.length) + " bytes of transfer " +
                       std::to_string(header.sequence) + " where this rank expected " + std::to_string(length) +
                       " bytes of transfer " + std::to_string(stripe.number) +
                       ": the ranks do not run the same operation, so this epoch is over."};
@@ -394,7 +394,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
     std::memcpy(&count, payload, sizeof(count));
     if (count > kMaxControlIds || sizeof(count) + sizeof(uint32_t) * count > header.length) {
       return {Code::aborted, error_code::unexpected_data,
-              identity_.label + " sent a control frame of " + std::to_string(header.length) +
+              capitalized(identity_.label) + " sent a control frame of " + std::to_string(header.length) +
                   " bytes that claims to hold " + std::to_string(count) + " ids; this epoch can't go on."};
     }
     ControlFrame frame;
@@ -413,7 +413,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
 Status Connection::check(const FrameHeader& header) const {
   const auto bad = [this](const std::string& what) {
     return Status(Code::aborted, error_code::unexpected_data,
-                  identity_.label + " sent " + what + "; this epoch can't go on.");
+                  capitalized(identity_.label) + " sent " + what + "; this epoch can't go on.");
   };
   if (header.magic != kMagic || header.reserved != 0) return bad("bytes that are no frame of the data plane");
   if (header.epoch != identity_.epoch) {

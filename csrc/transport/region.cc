@@ -98,14 +98,15 @@ Status Region::await_slowly(int member, const std::atomic<uint64_t>& value, uint
     const int64_t limit_us = config_.progress_timeout_ms * 1000;
     if (now - last_sign > limit_us || now - last_change > kMostPatience * limit_us) {
       Status late(Code::timeout, error_code::no_progress,
-                  labels_[member] + " has made no progress for " + std::to_string(config_.progress_timeout_ms) +
+                  capitalized(labels_[member]) + " has made no progress for " +
+                      std::to_string(config_.progress_timeout_ms) +
                       " ms in an operation that every rank had started; it is stopped or overloaded.");
       abort_.raise(late);
       return abort_.cause();
     }
     if (t_interrupt_hook && t_interrupt_hook()) {
       abort_.raise({Code::interrupted, error_code::interrupted,
-                    labels_[rank_] + " was interrupted by a signal during an operation."});
+                    capitalized(labels_[rank_]) + " was interrupted by a signal during an operation."});
       return abort_.cause();
     }
   }
@@ -125,7 +126,8 @@ Status Region::check_members() {
         if (state == MemberState::running) {
           abort_.note_lost(labels_[member], true);
           abort_.raise({Code::aborted, error_code::peer_lost,
-                        labels_[member] + " was lost: its process ended without leaving the job (killed or crashed)."});
+                        capitalized(labels_[member]) +
+                            " was lost: its process ended without leaving the job (killed or crashed)."});
           return abort_.cause();
         }
       }
@@ -143,7 +145,7 @@ std::string Region::departure_sentence(int member) const {
   const char* const cause = segments_[member]->header().cause;
   const size_t bytes = strnlen(cause, SegmentHeader::kCauseBytes);
   if (bytes > 0) return std::string(cause, bytes);
-  return coded(error_code::shut_down, labels_[member] + " has ended without a reason.");
+  return coded(error_code::shut_down, capitalized(labels_[member]) + " has ended without a reason.");
 }
 
 void Region::announce_end(MemberState state, const std::string& sentence) {

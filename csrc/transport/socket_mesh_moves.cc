@@ -140,7 +140,7 @@ Status SocketMesh::finish(Flight& flight) {
       asked_us = now;
       if (t_interrupt_hook()) {
         abort_.raise({Code::interrupted, error_code::interrupted,
-                      peers_[rank()].label + " was interrupted by a signal during an operation."});
+                      capitalized(peers_[rank()].label) + " was interrupted by a signal during an operation."});
         return fail(abort_.cause());
       }
     }
@@ -259,12 +259,12 @@ void SocketMesh::note_control(size_t from) {
     if (frame.kind == ControlKind::leave) {
       if (!has_code(frame.text)) {  // else it is a whole sentence
         frame.text = coded(error_code::shut_down,
-                           peer.label + " has shut down" + (frame.text.empty() ? "." : ": " + frame.text));
+                           capitalized(peer.label) + " has shut down" + (frame.text.empty() ? "." : ": " + frame.text));
       }
       peer.sentence = frame.text;
       peer.left = unwell_ = true;
     } else if (frame.kind == ControlKind::abort) {
-      if (frame.text.empty()) frame.text = coded(error_code::peer_lost, peer.label + " ended the epoch.");
+      if (frame.text.empty()) frame.text = coded(error_code::peer_lost, capitalized(peer.label) + " ended the epoch.");
       peer.sentence = frame.text;
       peer.aborted = true;
       (void)fail({Code::aborted, frame.text});

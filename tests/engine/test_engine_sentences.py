@@ -172,7 +172,7 @@ def test_a_call_that_is_refused(member: Member, sentence: str) -> None:
 
 # -- the end of an epoch -----------------------------------------------------------------------------------------------
 FAREWELL = (
-    "rank 0 (thread 0) on host here has shut down (it called hvd.shutdown() or its script ended), so operations that "
+    "Rank 0 (thread 0) on host here has shut down (it called hvd.shutdown() or its script ended), so operations that "
     "wait for it can't complete. (Rank 1 was running allreduce.x.) [shut-down]"
 )
 
@@ -233,7 +233,7 @@ def test_a_process_set_that_was_removed(transport: str) -> None:
             "[no-such-process-set]"
         ),
         (
-            "rank 0 (thread 0) on host here has removed the process set of ranks [0, 1], so operations in it can't "
+            "Rank 0 (thread 0) on host here has removed the process set of ranks [0, 1], so operations in it can't "
             "complete. (Rank 1 was running allreduce.1.) [no-such-process-set]"
         ),
     ]
@@ -282,7 +282,7 @@ def test_segments_of_processes_that_are_gone() -> None:
         ),
     }.items():
         paths = {"segment": own, "segment_addresses": [own.address, address]}
-        with pytest.raises(RuntimeError, match=rf"\Arank 1: {re.escape(sentence)} \[shared-memory\]\Z"):
+        with pytest.raises(RuntimeError, match=rf"\ARank 1: {re.escape(sentence)} \[shared-memory\]\Z"):
             _core.Engine(rank=0, size=2, epoch=1, labels=["rank 0", "rank 1"], **paths)
 
 

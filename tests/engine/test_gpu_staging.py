@@ -399,7 +399,7 @@ def test_a_device_that_does_not_go_on_ends_the_epoch(libraries: StandIns) -> Non
         # Whichever of both rank 0's data plane and rank 1's own wait is the first to lose patience.
         for engine in world.engines:
             error = ended(engine) or ""
-            assert "rank 1 (thread 1) on host here" in error
+            assert "Rank 1 (thread 1) on host here" in error
             assert code_of(error) in (OperationCode.NO_PROGRESS, EngineCode.GPU_STALLED)
         world.gpus[1].release(held)
 

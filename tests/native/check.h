@@ -39,11 +39,13 @@ inline bool contains(const std::string& text, const std::string& part) {
   return false;
 }
 
-// An error with this code that holds these facts (a rank, a host, a value), whatever its words are.
+// An error with this code that holds these facts (a rank, a host, a value), whatever its words are; it may begin with
+// one.
 template <typename... Facts>
 bool ends_with(const std::string& text, ErrorCode code, const Facts&... facts) {
   const std::string end = coded(code, "");
-  if (text.ends_with(end)) return (contains(text, facts) && ...);
+  if (text.ends_with(end))
+    return ((text.find(capitalized(facts)) != std::string::npos || contains(text, facts)) && ...);
   std::fprintf(stderr, "\"%s\" does not end with \"%s\"\n", text.c_str(), end.c_str());
   return false;
 }

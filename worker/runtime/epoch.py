@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 from horovod.base.errors import without_code
 from horovod.base.settings import Settings
+from horovod.base.words import capitalized
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
@@ -135,9 +136,9 @@ def end(
     world, engine, session = context.world, context.engine, context.session
     if session is not None and (lost := engine.lost_peer()):
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
-    sentence = f"{world.label(world.rank)} left the world{': ' + reason if reason else ''}."
+    sentence = f"{capitalized(world.label(world.rank))} left the world{': ' + reason if reason else ''}."
     keep = returns and last is not None
-    if problem := engine.close(sentence[0].upper() + sentence[1:], keep=keep):
+    if problem := engine.close(sentence, keep=keep):
         log.warning("%s", problem)
     if last is not None:
         last.links.keep(world, engine.kept_sockets())

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from horovod.base.errors import WorldCode, coded
 from horovod.base.settings import Settings
 from horovod.base.telemetry import tracing
+from horovod.base.words import capitalized
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import cuda_file, nccl_file, nvrtc_file
@@ -147,7 +148,7 @@ def form(
             _await_peers(segment, transport.sharing, world, session.member, deadline)
         session.member.attach(engine)
         negotiator = _negotiate(settings, world, session, engine) if world.size > 1 else None
-        me, name = world.label(world.rank), transport.name
+        me, name = capitalized(world.label(world.rank)), transport.name
         log.info("%s is in epoch %d of %d ranks over %s.", me, world.epoch, world.size, name)
         context = Context(settings, world, engine, session, negotiator, name, inodes)
         if stopped_peers is not None:
@@ -224,13 +225,9 @@ def _connect(
     wire_keys: dict[int, bytes] = {}
     with tracing.span("horovod.connect", rank=world.rank):
         if listeners is None:
-            raise StartError(
-                coded(
-                    WorldCode.NO_INTERFACE,
-                    f"{world.why_not_shared_memory()}, so TCP is needed, but {world.label(world.rank)} has no network "
-                    "interface to listen on.",
-                )
-            )
+            why = capitalized(world.why_not_shared_memory() or "HOROVOD_TRANSPORT=tcp is set")
+            sentence = f"{why}, so TCP is needed, but {world.label(world.rank)} has no network interface to listen on."
+            raise StartError(coded(WorldCode.NO_INTERFACE, sentence))
         hosts, placement, options = transport.hosts, world.placement(), engine_options(settings)
         sockets = connect_peers(
             world,

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import EngineCode, WorldCode, coded
-from horovod.base.words import is_out_of_descriptors, reason_of
+from horovod.base.words import capitalized, is_out_of_descriptors, reason_of
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.handshake import (
     Connecting,
@@ -229,7 +229,7 @@ class _Assembly:
                 raise StartError(
                     coded(
                         WorldCode.MEMBERS_DISAGREE,
-                        f"{self._world.label(rank)} offers no address for TCP connections; start all ranks with the "
+                        f"{capitalized(self._world.label(rank))} offers no address for TCP connections; start all ranks with the "
                         "same HOROVOD_TRANSPORT.",
                     )
                 )
@@ -348,8 +348,8 @@ class _Assembly:
     def _give_one_up(self, error: OSError, what: str) -> None:
         """Frees a descriptor that a stranger holds; StartError when none does."""
         if not self._inbound:
-            me = self._world.label(self._world.rank)
-            sentence = f"{me[0].upper()}{me[1:]} cannot {what} its peers: {reason_of(error)}."
+            me = capitalized(self._world.label(self._world.rank))
+            sentence = f"{me} cannot {what} its peers: {reason_of(error)}."
             raise StartError(coded(EngineCode.TOO_MANY_OPEN_FILES, sentence)) from error
         self._drop(next(iter(self._inbound)), "too many open files")
 
@@ -475,8 +475,7 @@ class _Assembly:
     def _why_incomplete(self) -> str:
         missing = [slot for slot in self._slots.values() if slot.proven is None]
         slot = missing[0]
-        me, peer = self._world.label(self._world.rank), self._world.label(slot.rank)
-        me = me[0].upper() + me[1:]
+        me, peer = capitalized(self._world.label(self._world.rank)), self._world.label(slot.rank)
         others = sorted({s.rank for s in missing} - {slot.rank})
         also = f" Ranks {others} are missing too." if others else ""
         todo = (

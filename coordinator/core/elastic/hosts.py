@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from horovod.base.errors import ClusterCode, coded
-from horovod.base.words import joined, plural, shortened
+from horovod.base.words import capitalized, joined, plural, shortened
 
 from .cooldown import Cooldown
 
@@ -113,7 +113,7 @@ def _told(
         parts.append(f"{_hosts(list(went))} went")
     parts += [f"host {name} has {plural(now, 'slot')} instead of {was}" for name, (was, now) in others.items()]
     text = joined(parts)
-    return f"{text[:1].upper()}{text[1:]}." if text else ""
+    return f"{capitalized(text)}." if text else ""
 
 
 def _hosts(names: Sequence[str]) -> str:

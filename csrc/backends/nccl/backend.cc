@@ -213,7 +213,7 @@ class NcclBackend final : public DevicePath {
       if (passed) queued.turn_us = now;
     } else if (now - queued.turn_us > peers_.timeout_us) {
       return {Code::timeout, error_code::no_progress,
-              peers_.labels[peers_.rank] + " has waited " + std::to_string(peers_.timeout_us / 1000) +
+              capitalized(peers_.labels[peers_.rank]) + " has waited " + std::to_string(peers_.timeout_us / 1000) +
                   " ms for NCCL to finish " + queued.name +
                   ", which every rank had started: the GPU of another rank is stopped or far behind."};
     }

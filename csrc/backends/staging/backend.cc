@@ -54,7 +54,7 @@ class StagingBackend final : public DevicePath {
       HVD_TRY(one->finished->passed(passed));
       if (!passed && now_us() - one->since_us > peers_.timeout_us) {
         return {Code::timeout, error_code::gpu_stalled,
-                peers_.labels[peers_.rank] + " has waited " + std::to_string(peers_.timeout_us / 1000) +
+                capitalized(peers_.labels[peers_.rank]) + " has waited " + std::to_string(peers_.timeout_us / 1000) +
                     " ms for its own GPU to take the result of " + one->name +
                     ": it stands still. See the kernel's log and nvidia-smi."};
       }

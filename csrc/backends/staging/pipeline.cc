@@ -32,16 +32,16 @@ Status Pipeline::await(DeviceEvent& event, const std::string& what) const {
     // A peer that has left in order has done its part; whether anything is missing is for the data plane to find out.
     if (Status status = peers_.look(); !status.ok() && status.code() != Code::left) return status;
     HVD_TRY(peers_.watch());
-    const std::string& me = peers_.labels[peers_.rank];
+    const auto me = [&] { return capitalized(peers_.labels[peers_.rank]); };
     if (now - began_us > peers_.timeout_us) {
       return {Code::timeout, error_code::gpu_stalled,
-              me + " has waited " + std::to_string(peers_.timeout_us / 1000) + " ms for its own GPU to come to " +
+              me() + " has waited " + std::to_string(peers_.timeout_us / 1000) + " ms for its own GPU to come to " +
                   what + ": what the framework has queued there before does not end."};
     }
     if (t_interrupt_hook && now - asked_us > limits::kSignalCheckUs) {
       asked_us = now;
       if (t_interrupt_hook())
-        return {Code::interrupted, error_code::interrupted, me + " was interrupted by a signal during an operation."};
+        return {Code::interrupted, error_code::interrupted, me() + " was interrupted by a signal during an operation."};
     }
     wait.turn(now);
   }
