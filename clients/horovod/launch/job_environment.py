@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 
+from horovod.base.errors import SettingCode, coded
 from horovod.base.settings import ROWS, SETTINGS, variables
 
 # Variables by which launchers tell a process its place.
@@ -43,7 +44,20 @@ def job_environment(
     if nics:
         found |= variables(network_interfaces=tuple(nics))
     found |= {name: value for name, value in of_driver(environ).items() if name not in _FOR_COORDINATORS}
-    return found | {name: str(value) for name, value in extra.items()}
+    return found | checked_variables(extra)
+
+
+def checked_variables(given: Mapping[str, object]) -> dict[str, str]:
+    """The variables that a user adds, as text. ValueError for what no process can be started with."""
+    found = {name: str(value) for name, value in given.items()}
+    for name, value in found.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            sentence = f'{name!r} can\'t name a variable: a name is text that is not empty, without "=" and zero bytes.'
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+        if "\0" in value:
+            sentence = f"The value of the variable {name} holds a zero byte, which no variable can."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+    return found
 
 
 def of_another(environ: Iterable[str]) -> list[str]:

@@ -159,7 +159,11 @@ def of_last_world(arrived: Mapping[int, Result]) -> list[Any]:
     epoch = max((result.epoch for _, result in done), default=0)
     last_world = [(result.rank, slot, result) for slot, result in done if result.epoch == epoch]
     if not last_world:
-        raise RuntimeError(no_result(0, "of its last world"))
+        sentence = (
+            "All processes ended with exit code 0 before the function returned: there is no result. Does the function "
+            "call sys.exit or os._exit?"
+        )
+        raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence))
     return [value_of(rank, result) for rank, _, result in sorted(last_world, key=lambda one: one[:2])]
 
 

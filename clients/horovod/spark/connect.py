@@ -20,7 +20,7 @@ import cloudpickle
 
 from horovod.base.errors import code_of
 from horovod.base.settings import resolve
-from horovod.launch.job_environment import of_driver
+from horovod.launch.job_environment import checked_variables, of_driver
 from horovod.spark.failures import of_spark
 from horovod.spark.job import Request, run_request
 from horovod.spark.task.attend import Order, attend
@@ -34,9 +34,9 @@ _STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
 
 
 def run_connected(request: Request, session: Any) -> list[Any]:
-    """As `run_request`. session: a SparkSession of Spark Connect. In the caller's process."""
+    """As `run_request`; ValueError for settings. session: a SparkSession of Spark Connect. In the caller's process."""
     own = of_driver(os.environ)
-    resolve({**own, **{name: str(value) for name, value in request.env.items() if value is not None}})  # ValueError
+    resolve(own | checked_variables({name: value for name, value in request.env.items() if value is not None}))
     start_timeout_s = max(request.start_timeout_s, _ALL_COME_S)
     shipped = replace(request, stdout=None, stderr=None, settings=own, start_timeout_s=start_timeout_s)
     function = functools.partial(_task, pickle.dumps(shipped))

@@ -124,7 +124,7 @@ class Job:
         self._request = request
         self._cluster = cluster
         self._console = console
-        given = {name: str(value) for name, value in request.env.items() if value is not None}
+        given = {name: value for name, value in request.env.items() if value is not None}
         driver = {**os.environ, **request.settings, **cluster.environ}
         self._environ = job_environment(driver, given, request.start_timeout_s, request.nics)
         if request.elastic is not None:

@@ -55,6 +55,7 @@ def run(
     there are too few slots.
     """
     _check_controller(use_mpi, use_gloo, extra_mpi_args)
+    _check_call(fn, stdout, stderr, verbose)
     session = _connected()
     cluster = _cluster() if session is None else None
     size = _count(num_proc, "num_proc", cluster.parallelism if cluster is not None else None)
@@ -112,6 +113,7 @@ def run_elastic(
         min_num_proc = _renamed("min_np", min_np, "min_num_proc")
     if max_np is not None:
         max_num_proc = _renamed("max_np", max_np, "max_num_proc")
+    _check_call(fn, stdout, stderr, verbose)
     if _connected() is not None:
         sentence = "An elastic job needs a SparkContext, which Spark Connect has not: use horovod.spark.run there."
         raise ValueError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
@@ -153,7 +155,14 @@ def _connected() -> Any:
         return None
     from pyspark.sql.connect.session import SparkSession
 
-    return SparkSession.getActiveSession()
+    # That of this thread; another thread of the program may have made the only one.
+    if (session := SparkSession.getActiveSession() or SparkSession._get_default_session()) is None:
+        sentence = (
+            "This program is a client of Spark Connect, and has no session. Make one, for example with "
+            "SparkSession.builder.getOrCreate()."
+        )
+        raise RuntimeError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    return session
 
 
 def _cluster() -> SparkCluster:
@@ -179,6 +188,20 @@ def _check_controller(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_arg
     if use_mpi or extra_mpi_args:
         sentence = "There is no MPI in this build: leave use_mpi and extra_mpi_args out, horovod.spark.run needs none."
         raise ValueError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
+
+
+def _check_call(fn: Any, stdout: Any, stderr: Any, verbose: Any) -> None:
+    """ValueError for what would be noticed on ranks only, or not at all. fn: may be None where no rank is to start."""
+    if fn is not None and not callable(fn):
+        sentence = f"fn must be a function, or something else that can be called, not {fn!r}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+    for name, stream in ("stdout", stdout), ("stderr", stderr):
+        if stream is not None and not callable(getattr(stream, "write", None)):
+            sentence = f"{name} must be an object with a method write, as an open file, not {stream!r}."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+    if verbose is not None and not isinstance(verbose, int):
+        sentence = f"verbose must be a number, 0 to 2, not {verbose!r}."
+        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
 
 
 def _count(given: int | None, name: str, default: int | None) -> int:

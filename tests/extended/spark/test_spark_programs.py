@@ -82,7 +82,11 @@ cloudpickle.register_pickle_by_value(spark_ranks)
 spark = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false").getOrCreate()
 found = horovod.spark.run(spark_ranks.place, ("given", "HOROVOD_FUSION_THRESHOLD"), num_proc=2)
 print("ranks", [(one["rank"], one["sum"], one["values"], one["variables"]) for one in found])
-print("late", horovod.spark.run(spark_ranks.one_ends_late, num_proc=2))
+late = []  # the session is that of another thread
+thread = threading.Thread(target=lambda: late.extend(horovod.spark.run(spark_ranks.one_ends_late, num_proc=2)))
+thread.start()
+thread.join()
+print("late", late)
 try:
     horovod.spark.run(spark_ranks.fail, ("raise",), num_proc=2)
 except RuntimeError as error:

@@ -187,9 +187,19 @@ class _Refusing:
         raise ValueError("no room")
 
 
-def test_an_executable_that_is_not_there() -> None:
-    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "exit code 127")):
-        run(spark_ranks.place, executable="/nowhere/python", num_proc=1)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executable": "/nowhere/python"}, "exit code 127"),
+        ({"executable": "a\0b"}, "can't be started or watched: ValueError: embedded null byte"),
+        ({"env": {"LONG": "x" * (1 << 18)}}, "rank 0 cannot be started: Argument list too long"),
+    ],
+    ids=["not-there", "zero-byte", "too-long"],
+)
+def test_processes_that_can_not_be_started(options: dict[str, Any], said: str) -> None:
+    """A task that starts none tells its driver, and so does one whose process ends at once."""
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "rank 0 on host", said)):
+        run(spark_ranks.place, num_proc=1, **options)
 
 
 def test_elastic_timeout() -> None:
@@ -221,6 +231,8 @@ def test_elastic_limits() -> None:
     def fails_always() -> None:
         raise ZeroDivisionError("out of coffee")
 
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "All processes", "there is no result")):
+        horovod.spark.run_elastic(lambda: sys.exit(0), num_proc=1)
     facts = "rank 0 on host", "raised ZeroDivisionError: out of coffee", "spark.task.maxFailures"
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts)):
         horovod.spark.run_elastic(fails_always, num_proc=1)
@@ -234,8 +246,14 @@ def test_what_makes_no_sense() -> None:
         ({"use_mpi": True}, LaunchCode.UNSUPPORTED_OPTION),
         ({"start_timeout": -1}, SettingCode.INVALID_SETTING),
         ({"env": {"HOROVOD_CYCLE_TIME": "x"}}, SettingCode.INVALID_SETTING),
+        ({"env": {"A=B": "1"}}, SettingCode.INVALID_SETTING),
+        ({"env": {"A": "1\0"}}, SettingCode.INVALID_SETTING),
+        ({"stdout": 1}, SettingCode.INVALID_SETTING),
+        ({"verbose": "2"}, SettingCode.INVALID_SETTING),
     ):
         with pytest.raises(ValueError, match=ends_with(code)):
             run(spark_ranks.place, **options)
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "fn must be a function", "'place'")):
+        run("place")
     with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "reset_limit", "'2'")):
         horovod.spark.run_elastic(spark_ranks.place, num_proc=1, reset_limit="2")  # type: ignore[arg-type]

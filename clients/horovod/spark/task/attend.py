@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from horovod.base.errors import LaunchCode, WorldCode, coded
+from horovod.base.errors import LaunchCode, WorldCode, coded, without_code
 from horovod.base.settings import ROWS, variables
 from horovod.launch import task as function
 from horovod.launch.job_environment import of_another, trusting
@@ -156,7 +156,7 @@ class _Task:
         self._fails_task = start.fails_task
         command = [start.python or sys.executable, "-c", function.PROGRAM, function.BY_COORDINATOR]
         environ = environment(os.environ, start, self._came.gpus, spark_folders(sys.path)) | self._trust
-        slot = Slot(0, command, environ, descriptors=self._descriptors)
+        slot = Slot(int(start.environ[ROWS["rank"].env]), command, environ, descriptors=self._descriptors)
         try:
             guardian = self._opened.enter_context(Guardian())
         except OSError as error:
@@ -170,14 +170,19 @@ class _Task:
         """The process, from its beginning to its last output."""
         try:
             await supervisor.run([slot])
-        except OSError as error:
+        except Exception as error:  # whatever it is, the driver must hear of it: nobody else waits for this process
             self._not_started(error)
         else:
             self._sink.close()
 
-    def _not_started(self, error: OSError) -> None:
-        self._failure, self._has_ended = str(error), True
-        self._sink.put(messages.written(Ended(0, None, False, str(error))))
+    def _not_started(self, error: Exception) -> None:
+        if not self._has_ended:
+            if isinstance(error, OSError):
+                sentence = without_code(error.strerror or str(error))
+            else:
+                sentence = f"its process can't be started or watched: {type(error).__name__}: {error}"
+            self._failure, self._has_ended = sentence, True
+            self._sink.put(messages.written(Ended(0, None, False, sentence)))
         self._sink.close()
 
     def _tell_end(self, outcomes: Iterable[Outcome]) -> None:
