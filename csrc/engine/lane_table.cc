@@ -1,6 +1,7 @@
 #include "engine/lane_table.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 namespace horovod {
@@ -13,11 +14,11 @@ NameEntry::Variant* variant_of(NameEntry& entry, const OpSpec& spec) {
   return nullptr;
 }
 
-// Whether this is a number that an engine gives to an unnamed operation, as in "allreduce.noname.7". The coordinator
-// has the same rule.
+// Whether this is a number that an engine gives to an unnamed operation, as in "allreduce.noname.7" and
+// "allreduce.jit.noname.7". The coordinator has the same rule.
 bool is_number(const std::string& name) {
-  const size_t dot = name.find('.');
-  return dot != std::string::npos && name.compare(dot, 8, ".noname.") == 0;
+  const size_t number = name.find_last_not_of("0123456789") + 1;
+  return number < name.size() && std::string_view(name).substr(0, number).ends_with(".noname.");
 }
 
 bool has_operations(const NameEntry& entry) {

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from coordinator_builders import ALLGATHER, BARRIER, BROADCAST, FLOAT64, message, op
 from error_codes import ends_with
 
@@ -138,21 +139,22 @@ def test_other_process_sets_do_not_notice() -> None:
     assert "allgather.y" in ranks.plans[0]
 
 
-def test_the_ids_of_unnamed_operations_are_recalled_when_a_round_is_over() -> None:
+@pytest.mark.parametrize("wire", ["allreduce.noname.0", "allreduce.jit.noname.0", "grouped_allreduce.2of3.noname.0"])
+def test_the_ids_of_unnamed_operations_are_recalled_when_a_round_is_over(wire: str) -> None:
     ranks = Ranks(2)
     for rank in range(2):
-        ranks.say(rank, op("allreduce.noname.0"), op("allreduce.named"))
+        ranks.say(rank, op(wire), op("allreduce.named"), op("allreduce.noname.7.weight"))
     for rank in range(2):
         ranks.join(rank)
     assert ranks.recalls == [[], []]
     ranks.finish()
-    unnamed = ranks.plans[0]["allreduce.noname.0"].id
+    unnamed = ranks.plans[0][wire].id
     assert ranks.recalls == [[unnamed], [unnamed]]
     # The number is used again and means something new, so it is agreed on anew.
-    ranks.say(0, op("allreduce.noname.0"))
-    assert ranks.plans[0]["allreduce.noname.0"].id == unnamed
-    ranks.say(1, op("allreduce.noname.0"))
-    assert ranks.plans[0]["allreduce.noname.0"].id == ranks.plans[1]["allreduce.noname.0"].id != unnamed
+    ranks.say(0, op(wire))
+    assert ranks.plans[0][wire].id == unnamed
+    ranks.say(1, op(wire))
+    assert ranks.plans[0][wire].id == ranks.plans[1][wire].id != unnamed
 
 
 def test_an_id_that_comes_late_reaches_the_joined_rank_too() -> None:

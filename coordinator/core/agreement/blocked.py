@@ -21,7 +21,7 @@ from horovod.protos.v1 import types_pb2 as pb
 
 from .agreement import disagreement
 from .budget import Budget, operation_bytes
-from .operations import UNNAMED, Signature, signature, type_name, user_name
+from .operations import Signature, is_unnamed, signature, type_name, user_name
 from .standing import FORGET_S, Standing, Standings
 
 SETTLE_S = 0.25  # for so long after an answer a report may still be from before it
@@ -233,8 +233,8 @@ def _several_names(
     another = next((value for value in what.values() if value != one_way), None)
     if another is None:
         return None
-    if user.startswith(UNNAMED):
-        called = f"for the unnamed operation number {user.removeprefix(UNNAMED)}"
+    if is_unnamed(names[0]):
+        called = f"for the unnamed operation number {names[0].rpartition('.')[2]}"
         advice = "Call unnamed operations in the same order on every rank, or give them names."
     else:
         called = f"under the name {user!r}"

@@ -35,7 +35,7 @@ _DTYPES = frozenset(pb.DataType.values())
 _NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.OperationType.items()]
 _PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
-UNNAMED = "noname."
+_UNNAMED = ".noname"
 
 # Ends the names of operations for which no rank waits: clients/horovod/common/ops/questions.py.
 _QUESTION = ".all_made.question"
@@ -117,8 +117,12 @@ def user_name(wire_name: str) -> str:
 
 
 def is_unnamed(wire_name: str) -> bool:
-    """Whether the script gave no name: the engine numbers such operations, "allreduce.noname.7"."""
-    return user_name(wire_name).startswith(UNNAMED)
+    """Whether the script gave no name: the engine numbers such operations, "allreduce.noname.7".
+
+    What stands before it says more of the operation, as in "allreduce.jit.noname.7".
+    """
+    kind, _, number = wire_name.rpartition(".")
+    return kind.endswith(_UNNAMED) and number.isdecimal()
 
 
 def defect(op: pb.Operation) -> str:
