@@ -37,8 +37,12 @@ def reduced_but_local(
     # In one call, unless groups are asked for: calls of a compiled function run one after another. The gradients of the
     # last layers, which a backward pass computes first, go first.
     groups = reduction.grouped([variables[place] for place in places]) if reduction.groups else [range(len(places))]
+    # By place and the last part of the name, as on the other backends: the whole name may differ, where one rank has
+    # made another model before.
+    names = [f"gradient.{place}.{variable.name}" for place, variable in enumerate(variables)]
     return allreduce_groups(
         results,
+        names,
         [[places[index] for index in group] for group in reversed(groups)],
         compression=reduction.compression,
         op=reduction.op,

@@ -16,21 +16,26 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from horovod.common.gradients import name_of_group
 from horovod.jax.library import AFTER_ALL, register
-from horovod.jax.reductions import asynchronous_allreduce, grouped_allreduce
+from horovod.jax.reductions import allreduce_of
 
 __all__ = ["after_all", "allreduce_groups"]
 
 
-def allreduce_groups(arrays: Sequence[Any], groups: Sequence[Sequence[int]], **options: Any) -> list[Any]:
+def allreduce_groups(
+    arrays: Sequence[Any], names: Sequence[str], groups: Sequence[Sequence[int]], **options: Any
+) -> list[Any]:
     """The arrays, reduced in a call for each group of places in the list, in the order of the groups.
 
-    Arrays in no group stay as they are. The options are those of `grouped_allreduce`.
+    Arrays in no group stay as they are. names: of the arrays, by which other ranks know them. The options are those of
+    `grouped_allreduce`.
     """
     results = list(arrays)
     for number, group in enumerate(groups, 1):
-        reduce = asynchronous_allreduce if number < len(groups) else grouped_allreduce
-        for place, result in zip(group, reduce([arrays[place] for place in group], **options), strict=True):
+        content = name_of_group([names[place] for place in group]) if group else ""
+        reduced = allreduce_of(content, [arrays[place] for place in group], number < len(groups), **options)
+        for place, result in zip(group, reduced, strict=True):
             results[place] = result
     if len(groups) > 1:
         places = [place for group in groups for place in group]

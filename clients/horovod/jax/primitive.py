@@ -44,13 +44,14 @@ class Call:
     """What a call is beside its tensors; the primitive's only parameter."""
 
     kind: OpType
-    name: str | None
+    name: str | None  # by which ranks match it; None: by its order among those with the same `content`
     process_set: ProcessSet = global_process_set
     op: int = Sum
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = 0
     grouped: bool = False
+    content: str | None = None  # of a call without a name, what its tensors are: horovod.jax.trees
     # Known of a call outside of compiled functions, else None.
     splits: tuple[int, ...] | None = None  # alltoall: rows for each member
     received: tuple[int, ...] | None = None  # alltoall: rows from each member
@@ -64,6 +65,16 @@ class Call:
     def operation(self) -> str:
         """As in a name on the wire."""
         return f"grouped_{self.kind.name.lower()}" if self.grouped else self.kind.name.lower()
+
+    def known_as(self, compiled: bool) -> str | None:
+        """What ranks match it by: the name, or what ends in ".noname" (or None) for a call that has none.
+
+        compiled: JAX may run a compiled function while the script calls something outside, so they match apart.
+        """
+        if self.name is not None:
+            return self.name
+        parts = [*(["jit"] if compiled else ()), *([] if self.content is None else [self.content])]
+        return ".".join([*parts, "noname"]) if parts else None
 
     def of_gradient(self, **changes: Any) -> Call:
         return replace(self, name=self._with(".grad"), tangent=False, **changes)
@@ -141,24 +152,25 @@ def _compiled(call: Call, *tensors: jax.Array) -> list[jax.Array]:
 
 
 def _of_host(call: Call, tensors: list[jax.Array]) -> list[jax.Array]:
-    reduced = (call.op, call.name, call.prescale, call.postscale, call.process_set)
+    name = call.known_as(compiled=False)
+    reduced = (call.op, name, call.prescale, call.postscale, call.process_set)
     ops = COLLECTIVES
     if call.grouped:
         if call.kind is OpType.ALLREDUCE:
             return list(ops.wait(ops.start_allreduces, tensors, False, *reduced))
         if call.kind is OpType.ALLGATHER:
-            return list(ops.wait(ops.start_allgathers, tensors, call.name, call.process_set))
+            return list(ops.wait(ops.start_allgathers, tensors, name, call.process_set))
         return list(ops.wait(ops.start_reducescatters, tensors, *reduced))
     (tensor,) = tensors
     if call.kind is OpType.ALLREDUCE:
         return [ops.allreduce(tensor, *reduced)]
     if call.kind is OpType.ALLGATHER:
-        return [ops.allgather(tensor, call.name, call.process_set)]
+        return [ops.allgather(tensor, name, call.process_set)]
     if call.kind is OpType.BROADCAST:
-        return [ops.broadcast(tensor, call.root, call.name, call.process_set)]
+        return [ops.broadcast(tensor, call.root, name, call.process_set)]
     if call.kind is OpType.REDUCESCATTER:
         return [ops.reducescatter(tensor, *reduced)]
-    output, received = ops.alltoall(tensor, call.splits, call.name, call.process_set)
+    output, received = ops.alltoall(tensor, call.splits, name, call.process_set)
     return [output, jax.numpy.asarray(received, "int32")] if _gives_received(call) else [output]
 
 
@@ -226,7 +238,7 @@ def _lowered(ctx: Any, *tensors: Any, call: Call) -> Any:
     by_dtype: dict[Any, list[int]] = {}
     for place, aval in enumerate(ctx.avals_in):
         by_dtype.setdefault(aval.dtype, []).append(place)
-    wire = f"{call.operation}.{'jit.noname' if call.name is None else call.name}"
+    wire = f"{call.operation}.{call.known_as(compiled=True)}"
     token = ctx.tokens_in.get(EFFECT)
     results: list[Any] = [None] * len(tensors)
     for part, places in enumerate(by_dtype.values()):

@@ -22,7 +22,7 @@ from horovod.jax.arrays import COLLECTIVES, as_array
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.primitive import Call, run
 
-__all__ = ["allreduce", "asynchronous_allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
+__all__ = ["allreduce", "allreduce_of", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
 
 def allreduce(
@@ -113,15 +113,20 @@ def grouped_allreduce(
     )
 
 
-def asynchronous_allreduce(
+def allreduce_of(
+    content: str,
     tensors: Sequence[Any],
+    asynchronous: bool,
     compression: type[Compressor],
     op: int,
     prescale_factor: float,
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[jax.Array]:
-    """`grouped_allreduce`; a compiled function goes on meanwhile with what needs no result of it."""
+    """`grouped_allreduce` of what is called `content` on all ranks; calls of other content never meet it.
+
+    asynchronous: a compiled function goes on meanwhile with what needs no result of it.
+    """
     return _reduce(
         OpType.ALLREDUCE,
         tensors,
@@ -132,7 +137,8 @@ def asynchronous_allreduce(
         prescale_factor,
         postscale_factor,
         process_set,
-        asynchronous=True,
+        asynchronous,
+        content,
     )
 
 
@@ -208,9 +214,18 @@ def _reduce(
     postscale: float,
     process_set: ProcessSet,
     asynchronous: bool = False,
+    content: str | None = None,
 ) -> list[jax.Array]:
     call = Call(
-        kind, name, process_set, op, float(prescale), float(postscale), grouped=grouped, asynchronous=asynchronous
+        kind,
+        name,
+        process_set,
+        op,
+        float(prescale),
+        float(postscale),
+        grouped=grouped,
+        content=content,
+        asynchronous=asynchronous,
     )
     arrays = [as_array(tensor, call.operation, name) for tensor in tensors]
     check = COLLECTIVES.reduction if kind is OpType.ALLREDUCE else COLLECTIVES.scattered_reduction

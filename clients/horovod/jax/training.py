@@ -18,6 +18,7 @@ from horovod.common.gradients import Reduction, check_passes
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.overlap import allreduce_groups
+from horovod.jax.trees import names_of
 
 __all__ = ["DistributedOptimizer", "DistributedState", "grad", "value_and_grad"]
 
@@ -196,6 +197,7 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
     if not reduction.communicates():
         return tree
     leaves, structure = jax.tree.flatten(tree)
+    names = names_of(tree, structure)
     places = [place for place, leaf in enumerate(leaves) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)]
     common: dict[str, Any] = {
         "compression": reduction.compression,
@@ -212,7 +214,7 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
     ]
     if reduction.op == Adasum:  # each array by itself, or their lengths would count together
         groups = [[place] for place in reversed(places)]
-    return jax.tree.unflatten(structure, allreduce_groups(leaves, groups, **common))
+    return jax.tree.unflatten(structure, allreduce_groups(leaves, names, groups, **common))
 
 
 def _check_groups(groups: Any) -> None:
