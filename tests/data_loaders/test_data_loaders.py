@@ -154,6 +154,28 @@ def test_a_batch_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert "threading.py" in sentences[0]  # where wait() is
 
 
+def test_an_item_that_takes_longer_than_it_may_is_given_up() -> None:
+    came = threading.Event()
+
+    def late() -> Iterator[int]:
+        yield 1
+        came.wait(60)
+        yield 2
+
+    limits = iter([60.0])  # for the first item, if it is waited for
+    passed = prefetch.Prefetch(late, 1, limit=lambda: next(limits, 0.01))
+    try:
+        with pytest.raises(TimeoutError, match="no answer"):
+            list(passed)
+        assert passed.is_late
+        passed.close()  # waits for nothing
+        assert len(loader_threads()) == 1
+    finally:
+        came.set()
+    passed._thread.join(60)
+    assert loader_threads() == []
+
+
 def test_no_more_is_made_ahead_than_asked_for() -> None:
     loader = AsyncLoader(3)
     iterator = iter(loader)

@@ -2,7 +2,7 @@
 
     the thread        makes an item, waits while `size` of them are ready, goes on; then says that it has ended, and how
     next(prefetch)    takes the oldest item, or waits for one; after the last raises what the thread ended with. It
-                      waits as long as the thread is there, and warns every minute
+                      waits as long as the thread is there, and warns every minute; with a limit, at most so long
     stop()            tells the thread to end
     close()           the same, and waits until it has, that is at most for the item it is making
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -37,6 +38,8 @@ class Prefetch:
     exit_seconds: how long the exit of the interpreter waits for an item that is being made. A thread that is in native
     code, and comes back from there to Python when the interpreter is gone, aborts the process.
     awaited: says what is being made, for the warning about an item that does not come.
+    limit: how many seconds the item that is being made may take; None: any number. TimeoutError says that it took
+    longer. The thread is left where it is then, since nobody can end it, and nothing waits for it but the exit.
     """
 
     def __init__(
@@ -45,11 +48,14 @@ class Prefetch:
         size: int,
         exit_seconds: float = _EXIT_SECONDS,
         awaited: Callable[[], str] | None = None,
+        limit: Callable[[], float] | None = None,
     ) -> None:
         self._make = make
         self._size = size
         self._exit_seconds = exit_seconds
         self._awaited = awaited
+        self._limit = limit
+        self.is_late = False  # an item took longer than the limit
         self._items: deque[Any] = deque()
         self._error: BaseException | None = None
         self._ended = False  # the thread makes no more items
@@ -78,10 +84,7 @@ class Prefetch:
         with self._changed:
             if not self._items and not self._ended:
                 begun = time.perf_counter()
-                while not self._changed.wait_for(self._has_news, _PATIENCE_SECONDS):
-                    waited = time.perf_counter() - begun
-                    what = self._awaited() if self._awaited is not None else self._place()
-                    _log.warning("The training has waited %.0f s for %s.", waited, what)
+                self._await_item()
                 self._starved_seconds += time.perf_counter() - begun
             if self._closed:
                 raise StopIteration
@@ -96,6 +99,21 @@ class Prefetch:
         finally:
             del error  # its traceback refers to this frame
 
+    def _await_item(self) -> None:
+        # Waits are added up, and the clock is not asked: it also counts what this process was stopped for.
+        waited = 0.0
+        while True:
+            limit = self._limit() if self._limit is not None else math.inf
+            step = min(_PATIENCE_SECONDS, limit - waited)
+            if step > 0 and self._changed.wait_for(self._has_news, step):
+                return
+            waited += max(step, 0.0)
+            if waited >= limit:
+                self.is_late = self._closed = True
+                raise TimeoutError(f"there was no answer for {waited:.0f} s")
+            what = self._awaited() if self._awaited is not None else self._place()
+            _log.warning("The training has waited %.0f s for %s.", waited, what)
+
     def _has_news(self) -> bool:
         return bool(self._items or self._ended or self._closed)
 
@@ -106,10 +124,13 @@ class Prefetch:
         return f"a data loader, whose thread is at {where}"
 
     def close(self) -> None:
-        """Ends the thread; waits for it, unless this is it or the interpreter is exiting. Idempotent."""
-        if self.stop() and threading.current_thread() is not self._thread:
+        """Ends the thread; waits for it, unless this is it or the interpreter is exiting. Idempotent.
+
+        With a limit it waits no longer than that, and not at all for a thread that is late already.
+        """
+        if self.stop() and threading.current_thread() is not self._thread and not self.is_late:
             with contextlib.suppress(RuntimeError):  # it could not be started
-                self._thread.join()
+                self._thread.join(self._limit() if self._limit is not None else None)
 
     def stop(self) -> bool:
         """Tells the thread to end; returns whether there is one to wait for."""

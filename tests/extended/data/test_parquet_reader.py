@@ -16,12 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from error_codes import ends_with
-from fsspec.implementations.memory import MemoryFile
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.base.errors import DataCode, TrainingCode
 from horovod.data import AsyncDataLoaderMixin, ParquetReader
+from horovod.data.parquet import threads
 from horovod.data.parquet.plan import pieces_of
 
 ROWS = 1000
@@ -271,6 +273,35 @@ def test_on_another_file_system(path: str, monkeypatch: pytest.MonkeyPatch) -> N
         assert numbers(ParquetReader(f"file://{path}")) == expected
     finally:
         memory.rm("/reader", recursive=True)
+
+
+def test_a_service_that_is_silent(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While files are looked for, and while they are read."""
+    answers = threading.Event()
+    answers.set()
+
+    def answered(file_system: Any, path: str, *arguments: Any, **options: Any) -> bytes:
+        assert answers.wait(60)
+        return bytes(AbstractFileSystem.cat_file(file_system, path, *arguments, **options))
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", answered)
+    memory = fsspec.filesystem("memory")
+    memory.put(path, "/silent", recursive=True)
+    try:
+        reader = ParquetReader("memory://silent")
+        answers.clear()
+        monkeypatch.setattr(threads, "ANSWER_SECONDS", 0.01)
+        silent = ends_with(DataCode.UNREADABLE_DATA, "silent", "no answer")
+        with pytest.raises(OSError, match=silent):
+            list(reader)
+        with pytest.raises(OSError, match=silent):
+            ParquetReader("memory://silent")
+    finally:
+        answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "horovod-data-loader":
+                thread.join(60)
+        memory.rm("/silent", recursive=True)
 
 
 def test_files_and_partitions(tmp_path: Path) -> None:

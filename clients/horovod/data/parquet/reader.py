@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,9 @@ from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.data.data_loader_base import BaseDataLoader
 from horovod.data.parquet.columns import Columns, Shapes, check_types, to_columns
 from horovod.data.parquet.plan import Order, Piece, pieces_of
-from horovod.data.parquet.row_groups import RowGroups
+from horovod.data.parquet.row_groups import RowGroup, RowGroups
+from horovod.data.parquet.threads import threads
 from horovod.data.parquet.windows import Batches, cut, joined
-from horovod.data.prefetch import Prefetch
-
-# How many decoded pieces a thread may have ready for the iteration, beside the piece that it decodes.
-_AHEAD = 1
-
-# Arrow reads over a network by calling Python from native code. Such a call should end before the interpreter does.
-_EXIT_SECONDS = 60.0
 
 
 class ParquetReader(BaseDataLoader):
@@ -66,7 +62,8 @@ class ParquetReader(BaseDataLoader):
     Raises:
         ValueError: a column that is not there or has a type without arrays; in an iteration a null, or lists of unlike
             lengths. The sentence names the column, the file and the row.
-        OSError: files that are not there or can't be read.
+        OSError: files that are not there or can't be read, or whose service is silent: by a thread that reads ahead one
+            row group is awaited for five minutes, and a second for each MB of it.
         ImportError: the package of a file system is not installed.
     """
 
@@ -157,10 +154,8 @@ class ParquetReader(BaseDataLoader):
             pieces = (piece for window, _ in order.windows(self.epochs, skip) for piece in window.pieces)
             return itertools.islice(pieces, number, None, self._workers or 1)
 
-        streams = [self._stream(of_worker(number)) for number in range(self._workers)]
-        pieces = _in_turn(streams) if streams else map(self._decode, of_worker(0))
         batches = Batches(self.batch_size)
-        try:
+        with self._decoded([of_worker(number) for number in range(self._workers or 1)]) as pieces:
             for window, skipped in order.windows(self.epochs, skip):
                 of_window = list(itertools.islice(pieces, len(window.pieces)))
                 if len(of_window) < len(window.pieces):
@@ -171,29 +166,31 @@ class ParquetReader(BaseDataLoader):
             if not self._drop_last:
                 for batch in batches.rest():
                     yield self._transformed(batch)
-        finally:
-            for stream in streams:
-                stream.stop()  # all of them, before one is waited for
-            for stream in streams:
-                stream.close()
 
-    def _stream(self, pieces: Iterator[Piece]) -> Prefetch:
-        """A thread that decodes pieces. It gives each one, or the exception of decoding it, raised once an iteration
-        reaches the piece.
-        """
-        current = ""
+    @contextmanager
+    def _decoded(self, workers: Sequence[Iterator[Piece]]) -> Iterator[Iterator[Columns]]:
+        """The pieces of the workers in turn, decoded. An error of decoding one is raised when its turn comes."""
+        if not self._workers:
+            yield map(self._decode, workers[0])
+            return
+        now: list[RowGroup | None] = [None] * len(workers)
 
-        def outcomes() -> Iterator[Columns | Exception]:
-            nonlocal current
-            for piece in pieces:
-                current = str(self._row_groups.groups[piece.group])
+        def outcomes(number: int) -> Iterator[Columns | Exception]:
+            for piece in workers[number]:
+                now[number] = self._row_groups.groups[piece.group]
                 try:
                     outcome: Columns | Exception = self._decode(piece)
                 except Exception as error:
                     outcome = error
                 yield outcome
 
-        return Prefetch(outcomes, _AHEAD, _EXIT_SECONDS, awaited=lambda: current)
+        def size_bytes(number: int) -> int:
+            group = now[number]
+            return group.size_bytes if group is not None else 0
+
+        makers = [partial(outcomes, number) for number in range(len(workers))]
+        with threads(makers, lambda number: str(now[number] or self._row_groups.name), size_bytes) as running:
+            yield map(_raised, running)
 
     def _decode(self, piece: Piece) -> Columns:
         if self._cached is not None and piece in self._cached:
@@ -216,17 +213,10 @@ class ParquetReader(BaseDataLoader):
         return changed
 
 
-def _in_turn(streams: Sequence[Prefetch]) -> Iterator[Columns]:
-    """The pieces of the streams in turn; an exception among them is raised."""
-    for stream in streams:
-        iter(stream)
-    for stream in itertools.cycle(streams):
-        outcome = next(stream, None)
-        if outcome is None:
-            return
-        if isinstance(outcome, Exception):
-            raise outcome
-        yield outcome
+def _raised(outcome: Columns | Exception) -> Columns:
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
 
 
 def _check_number(name: str, value: Any, least: int) -> None:

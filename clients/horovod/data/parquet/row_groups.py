@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import fsspec
@@ -16,10 +16,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from horovod.base.errors import DataCode, TrainingCode, coded
+from horovod.data.parquet.threads import threads, unreadable
 
 # Footers are small, and on object stores each takes the time of a request.
 _FOOTERS_AT_ONCE = 16
-_LONGEST = 500  # characters of a reason: some services answer with a page
 
 
 class RowGroup(NamedTuple):
@@ -29,6 +29,7 @@ class RowGroup(NamedTuple):
     number: int
     first_row: int
     rows: int
+    size_bytes: int  # of all columns, before compression
     fragment: Any  # pyarrow.dataset.ParquetFileFragment
 
     def __str__(self) -> str:
@@ -55,7 +56,7 @@ class RowGroups:
     ) -> None:
         paths = [os.fspath(path)] if isinstance(path, (str, os.PathLike)) else [str(one) for one in path]
         if not paths:
-            raise _unreadable("An empty list of paths", "there is nothing to read")
+            raise unreadable("An empty list of paths", "there is nothing to read")
         self.name = paths[0] if len(paths) == 1 else f"{len(paths)} paths beginning with {', '.join(paths[:1])}"
         self._filesystem, self._paths = _on_file_system(paths, filesystem, storage_options)
         self._wanted = columns
@@ -63,24 +64,45 @@ class RowGroups:
 
     def _open(self) -> None:
         self._filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
-        try:
-            source = self._paths[0] if len(self._paths) == 1 else self._paths
-            filesystem = _for_threads(self._filesystem)
-            self._dataset = pads.dataset(source, filesystem=filesystem, format="parquet", partitioning="hive")
-            fragments = sorted(self._dataset.get_fragments(), key=lambda fragment: str(fragment.path))
-        except Exception as error:
-            raise _unreadable(self.name, error) from error
+        with threads([self._found], lambda _: self.name) as found:
+            self._dataset, fragments = next(found)
         if not fragments:
-            raise _unreadable(self.name, "there is no Parquet file in it")
+            raise unreadable(self.name, "there is no Parquet file in it")
         self.columns = list(self._dataset.schema.names if self._wanted is None else self._wanted)
         if not self.columns:
             raise ValueError(coded(DataCode.MISSING_COLUMN, f"There is no column to read from {self.name}."))
         self._check_columns(self._dataset.schema.names, self.name)
         self.schema = pa.schema([self._dataset.schema.field(name) for name in self.columns])
-        with ThreadPoolExecutor(min(_FOOTERS_AT_ONCE, len(fragments))) as pool:
-            list(pool.map(_read_footer, fragments))
+        self._read_footers(fragments)
         self.groups: list[RowGroup] = [group for fragment in fragments for group in self._of_file(fragment)]
         self._pid = os.getpid()
+
+    def _found(self) -> Iterator[tuple[Any, list[Any]]]:
+        """The data set and its files."""
+        source = self._paths[0] if len(self._paths) == 1 else self._paths
+        try:
+            dataset = pads.dataset(
+                source, filesystem=_for_threads(self._filesystem), format="parquet", partitioning="hive"
+            )
+            yield dataset, sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path))
+        except Exception as error:
+            raise unreadable(self.name, error) from error
+
+    def _read_footers(self, fragments: Sequence[Any]) -> None:
+        now = [str(fragment.path) for fragment in fragments[:_FOOTERS_AT_ONCE]]
+
+        def reads(number: int) -> Iterator[None]:
+            for fragment in fragments[number::_FOOTERS_AT_ONCE]:
+                now[number] = str(fragment.path)
+                try:
+                    fragment.ensure_complete_metadata()
+                except Exception as error:
+                    raise unreadable(fragment.path, error) from error
+                yield
+
+        with threads([partial(reads, number) for number in range(len(now))], now.__getitem__) as footers:
+            for _ in footers:
+                pass
 
     def open_in_this_process(self) -> None:
         """Makes connections of its own in a forked child: file systems over a network can't share those of the parent,
@@ -93,7 +115,7 @@ class RowGroups:
             return
         if isinstance(self._filesystem, HadoopFileSystem):
             said = "this process was forked from one that reads HDFS, which Java does not survive: start it by spawn"
-            raise _unreadable(self.name, said)
+            raise unreadable(self.name, said)
         self._filesystem = type(self._filesystem)(*self._filesystem.storage_args, **self._filesystem.storage_options)
         self._open_again(self._rows())
 
@@ -103,7 +125,7 @@ class RowGroups:
     def _open_again(self, rows: list[int]) -> None:
         self._open()
         if self._rows() != rows:
-            raise _unreadable(self.name, "its files have changed since this reader was made")
+            raise unreadable(self.name, "its files have changed since this reader was made")
 
     def __getstate__(self) -> tuple[list[int], dict[str, Any]]:
         """Without the footers, which Arrow would pickle once for each row group."""
@@ -121,7 +143,7 @@ class RowGroups:
         first_row = 0
         for part in fragment.split_by_row_group():
             (group,) = part.row_groups
-            yield RowGroup(fragment.path, group.id, first_row, group.num_rows, part)
+            yield RowGroup(fragment.path, group.id, first_row, group.num_rows, group.total_byte_size, part)
             first_row += group.num_rows
 
     def _check_columns(self, there: Sequence[str], where: str) -> None:
@@ -139,9 +161,9 @@ class RowGroups:
             # One thread: several row groups are decoded at once, by the threads of the reader.
             table = group.fragment.to_table(schema=self._dataset.schema, columns=self.columns, use_threads=False)
         except Exception as error:
-            raise _unreadable(str(group), error) from error
+            raise unreadable(str(group), error) from error
         if table.num_rows != group.rows:
-            raise _unreadable(str(group), f"it has {table.num_rows} rows, and its file said {group.rows}")
+            raise unreadable(str(group), f"it has {table.num_rows} rows, and its file said {group.rows}")
         return table.slice(start, stop - start)
 
 
@@ -159,7 +181,7 @@ def _on_file_system(
     except ImportError as error:
         raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{paths[0]} can't be read: {error}")) from error
     except Exception as error:  # also FileNotFoundError, for a file with credentials
-        raise _unreadable(paths[0], f"{type(error).__name__}: {error}") from error
+        raise unreadable(paths[0], f"{type(error).__name__}: {error}") from error
     return filesystem, [first, *(filesystem._strip_protocol(path) for path in paths[1:])]
 
 
@@ -175,18 +197,3 @@ class _FilesInMemory(FSSpecHandler):  # type: ignore[misc]
 def _for_threads(filesystem: Any) -> Any:
     """The file system as Arrow is to use it in several threads."""
     return PyFileSystem(_FilesInMemory(filesystem)) if isinstance(filesystem, MemoryFileSystem) else filesystem
-
-
-def _read_footer(fragment: Any) -> None:
-    try:
-        fragment.ensure_complete_metadata()
-    except Exception as error:
-        raise _unreadable(fragment.path, error) from error
-
-
-def _unreadable(what: str, why: object) -> OSError:
-    """`why` may be an exception of any kind: each file system raises those of its own library."""
-    if isinstance(why, FileNotFoundError):
-        why = "it is not there"
-    reason = " ".join(str(why).split())[:_LONGEST].rstrip(".") or type(why).__name__
-    return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {reason}."))
