@@ -24,7 +24,8 @@ from error_codes import ends_with
 
 from horovod.base.errors import DataCode
 from horovod.data import ParquetReader
-from horovod.spark.common.store import FilesystemStore, Store, failures
+from horovod.spark.common.data_files import count_rows
+from horovod.spark.common.store import FilesystemStore, Store, failures, publishing
 
 DEADLINE_S = 120.0
 pytestmark = pytest.mark.timeout(300)
@@ -187,6 +188,61 @@ def test_data_is_read_here_and_in_other_processes(place: Place, spawned: Process
 
     store.write(f"{store.get_val_data_path()}/part-0.parquet", b"no Parquet")
     assert not store.is_parquet_dataset(store.get_val_data_path())
+
+
+def test_a_data_set_appears_as_a_whole(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.store()
+    path = store.get_train_data_path()
+    folder = store.get_localized_path(path)
+    wanted = {f"part-{number}.parquet": table(10 + number) for number in (0, 1)}
+    sizes = {name: len(content) for name, content in wanted.items()}
+
+    def staged() -> str:
+        staging = publishing.staging_name()
+        for name, content in {**wanted, "part-1-of-an-attempt-that-failed.parquet": table(10)}.items():
+            store.write(f"{path}/{staging}/{name}", content)
+        return staging
+
+    for name, content in (
+        ("part-earlier.parquet", table(3)),
+        ("y=1/part-earlier.parquet", table(4)),
+        ("_SUCCESS", b""),
+    ):
+        store.write(f"{path}/{name}", content)
+    staging = staged()
+    with pytest.raises(OSError, match="part-2"):
+        publishing.publish(store.fs, folder, staging, {**sizes, "part-2.parquet": 1})
+    assert count_rows(store, path).rows == 7
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(publishing, "_check", interrupted)
+        publishing.publish(store.fs, folder, staging, sizes)
+    assert store.is_parquet_dataset(path)
+    with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, publishing.UNFINISHED)):
+        count_rows(store, path)
+    with pytest.raises(OSError, match=ends_with(DataCode.UNREADABLE_DATA, publishing.UNFINISHED)):
+        ParquetReader(path, storage_options=store.get_storage_options())
+
+    staging = staged()
+    publishing.publish(store.fs, folder, staging, sizes)
+    assert count_rows(store, path).rows == 21
+    publishing.discard(store.fs, f"{folder}/{staging}")
+    publishing.discard(store.fs, f"{folder}/{staging}")
+    assert below(store) == [f"intermediate_train_data/{name}" for name in wanted]
+    store.write(f"{path}/{staging}/part-0.parquet", wanted["part-0.parquet"])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"other\.parquet"):
+        remove = publishing._remove
+
+        def and_another_writes(filesystem: Any, folder: str, names: list[str]) -> None:
+            remove(filesystem, folder, names)
+            store.write(f"{path}/other.parquet", b"")
+
+        patch.setattr(publishing, "_remove", and_another_writes)
+        publishing.publish(store.fs, folder, staging, {"part-0.parquet": sizes["part-0.parquet"]})
+
+
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

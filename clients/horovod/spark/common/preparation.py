@@ -1,7 +1,7 @@
 """From a DataFrame to Parquet files in a store, which ranks read (horovod.data.parquet).
 
 The DataFrame is computed once and kept by Spark until both parts are written, so that a source that answers differently
-each time can't lose a row or give it to both parts. Rows are counted by the footers of what was written.
+each time can't lose a row or give it to both parts. What was written is counted by its footers (data_files.py).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from horovod.base.errors import DataCode
 from horovod.spark.common import constants
 from horovod.spark.common.cache import Properties
 from horovod.spark.common.columns import Metadata, col_info, metadata_of, quoted, stored, without_missing
+from horovod.spark.common.data_files import write
 from horovod.spark.common.params import check_validation, refused
 
 _MARK: Final = "__horovod_validation"
@@ -78,8 +79,8 @@ def prepare(df: DataFrame, request: Request, train_path: str, val_path: str, sto
         for path, purpose, belongs in parts:
             if verbose:
                 print(f"horovod.spark: writing {purpose} data to {path}", flush=True)
-            _write(stored(marked.filter(belongs).drop(_MARK), metadata), path, request)
-            written = count_rows(store, path)
+            part = _partitioned(stored(marked.filter(belongs).drop(_MARK), metadata), request)
+            written = write(part, path, store, verbose)
             rows.append(written.rows)
             row_bytes = row_bytes or written.row_bytes
             _check_part(written.rows, purpose, request)
@@ -134,11 +135,11 @@ def _dense() -> type:
     return DenseVector
 
 
-def _write(df: DataFrame, path: str, request: Request) -> None:
-    if request.partitions_per_process is not None:
-        # Round robin, so that ranks, which get neighbouring rows, do not get unlike ones where the source is sorted.
-        df = df.repartition(request.num_processes * request.partitions_per_process)
-    df.write.mode("overwrite").parquet(path)
+def _partitioned(df: DataFrame, request: Request) -> DataFrame:
+    if request.partitions_per_process is None:
+        return df
+    # Round robin, so that ranks, which get neighbouring rows, do not get unlike ones where the source is sorted.
+    return df.repartition(request.num_processes * request.partitions_per_process)
 
 
 def _check_part(rows: int, purpose: str, request: Request) -> None:
@@ -156,21 +157,3 @@ def check_rows(rows: int, processes: int) -> None:
             f"there are {rows} rows to train with, fewer than the {processes} processes. Ask for fewer: num_proc.",
             DataCode.TOO_FEW_ROWS,
         )
-
-
-@dataclass(frozen=True)
-class Written:
-    """Rows of a Parquet data set, and bytes of a row before compression."""
-
-    rows: int
-    row_bytes: float
-
-
-def count_rows(store: Any, path: str) -> Written:
-    """By the footers of the files, so exactly, and without reading data."""
-    rows = total_bytes = 0
-    for fragment in store.get_parquet_dataset(path).fragments:
-        for group in fragment.row_groups:
-            rows += group.num_rows
-            total_bytes += group.total_byte_size
-    return Written(rows, total_bytes / rows if rows else 0.0)

@@ -10,9 +10,10 @@ from pyspark.sql import DataFrame
 
 from horovod.spark.common.cache import Properties, TrainingCache
 from horovod.spark.common.columns import Metadata, col_info, metadata_of
+from horovod.spark.common.data_files import count_rows
 from horovod.spark.common.params import refused
 from horovod.spark.common.parquet_metadata import read_metadata
-from horovod.spark.common.preparation import Request, count_rows, prepare
+from horovod.spark.common.preparation import Request, prepare
 from horovod.spark.common.shapes import check_shape_compatibility as check_shape_compatibility
 
 _training_cache = TrainingCache()
