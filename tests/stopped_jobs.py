@@ -121,7 +121,7 @@ def stop_all(grace_s: float, stall_s: float, stop_s: float) -> str:
                 ranks.works()
         finally:
             process.terminate()
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
     return errors
 
 

@@ -131,9 +131,9 @@ def test_every_method_counts_how_often_a_peer_comes(monkeypatch: pytest.MonkeyPa
                 method
             )
             first = FIRST[method].SerializeToString() if takes_stream else b""
-            answer = call(iter([first]), timeout=20) if takes_stream else call
+            answer = call(iter([first]), timeout=60) if takes_stream else call
             with pytest.raises(grpc.RpcError) as caught:
-                list(answer if takes_stream else [call(first, timeout=20)])
+                list(answer if takes_stream else [call(first, timeout=60)])
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, (method, caught.value.details())
             assert "More streams come from ipv4:127.0.0.1 than" in caught.value.details()
 
@@ -153,7 +153,7 @@ def test_the_bytes_of_calls_without_a_stream_are_counted(method: str, monkeypatc
     monkeypatch.setattr("horovod.coordinator.server.RATES", Rates(bytes=Rate(500, 1e-9)))
     with EmbeddedCoordinator(insecure=True) as coordinator, grpc.insecure_channel(coordinator.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary(f"/horovod.v1.Jobs/{method}")(REQUESTS[method].SerializeToString(), timeout=20)
+            channel.unary_unary(f"/horovod.v1.Jobs/{method}")(REQUESTS[method].SerializeToString(), timeout=60)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "More bytes come from ipv4:127.0.0.1 than" in caught.value.details()
 
@@ -166,7 +166,7 @@ class TalkingAgent:
             protocol_version=PROTOCOL_VERSION, version=__version__, name="h1", instance="i", slots=1
         )
         self._first, self._message = agents_pb2.AgentMessage(register=register), message
-        self.call = AgentsStub(channel).Attach(self._messages(), timeout=20)
+        self.call = AgentsStub(channel).Attach(self._messages(), timeout=60)
 
     def _messages(self) -> Iterator[agents_pb2.AgentMessage]:
         yield self._first
@@ -197,4 +197,4 @@ def test_an_agent_that_floods_ends_its_own_stream_only(
     with EmbeddedCoordinator(insecure=True) as coordinator, grpc.insecure_channel(coordinator.address) as channel:
         sentence = TalkingAgent(channel, message).sentence()
         assert re.search(ends_with(ClusterCode.TOO_MANY_MESSAGES, "bytes", "agent of host h1"), sentence)
-        assert not JobsStub(channel).List(jobs_pb2.ListRequest(), timeout=20).jobs
+        assert not JobsStub(channel).List(jobs_pb2.ListRequest(), timeout=60).jobs

@@ -220,7 +220,7 @@ def test_the_program_serves_until_it_is_told_to_stop(number: signal.Signals) -> 
         with Crew(line.split()[-1]) as crew:
             crew.world(2)
             process.send_signal(number)
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=60)
     assert (process.returncode, output, errors) == (0, "", "")
 
 
@@ -254,7 +254,7 @@ def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
         with Crew(address) as crew:
             assert crew.member("m0").membership.failure()[0] is grpc.StatusCode.UNAUTHENTICATED
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
 

@@ -129,15 +129,15 @@ def test_probes(shown: tuple[EmbeddedCoordinator, str]) -> None:
         check = channel.unary_unary(
             "/grpc.health.v1.Health/Check", StringValue.SerializeToString, Int32Value.FromString
         )
-        assert check(StringValue(), timeout=20).value == SERVING
-        assert check(StringValue(value="horovod.v1.Membership"), timeout=20).value == SERVING
+        assert check(StringValue(), timeout=60).value == SERVING
+        assert check(StringValue(value="horovod.v1.Membership"), timeout=60).value == SERVING
         with pytest.raises(grpc.RpcError) as unknown:
-            check(StringValue(value="other"), timeout=20)
+            check(StringValue(value="other"), timeout=60)
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         watch = channel.unary_stream(
             "/grpc.health.v1.Health/Watch", StringValue.SerializeToString, Int32Value.FromString
         )
-        watched = watch(StringValue(), timeout=20)
+        watched = watch(StringValue(), timeout=60)
         assert next(watched).value == SERVING
         watched.cancel()
 
@@ -231,8 +231,8 @@ def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
                 crew.settled_world(2, "logged")
             assert read(f"{web}/readyz")[0] == 200
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == 0
-            reader.join(20)
+            assert process.wait(60) == 0
+            reader.join(60)
         finally:
             process.kill()
     found = [json.loads(line) for line in lines]

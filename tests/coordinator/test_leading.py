@@ -19,7 +19,7 @@ from horovod.coordinator.store.memory import MemoryStore
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class HoldingStore(MemoryStore):

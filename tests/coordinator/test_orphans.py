@@ -17,7 +17,7 @@ from horovod.coordinator.services.serving import REPLICAS
 from horovod.coordinator.store import Store, open_store
 from horovod.coordinator.store.jobs import JOBS, epoch_key
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 async def forms_a_world(hub: Hub, job: str) -> None:

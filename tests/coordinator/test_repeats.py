@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from horovod.coordinator.services.repeats import MARK, REPEATED_FROM_BYTES, Repeats
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 WORLD = b"w" * REPEATED_FROM_BYTES
 
 

@@ -23,7 +23,7 @@ from horovod.coordinator.store.jobs import serving_key
 from horovod.protos.v1 import membership_pb2 as pb
 
 GRACE_S, LEASE_S = 0.5, 0.3
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 JOB = "digits"
 
 

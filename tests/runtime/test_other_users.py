@@ -39,7 +39,7 @@ for token in [None, "guessed", *found]:
         join = pb.JoinRequest(protocol_version=1, job="default", member_id="intruder", size=2,
                               host=pb.HostIdentity(name=socket.gethostname()), pid=os.getpid())
         call = membership_pb2_grpc.MembershipStub(channel).Join(
-            iter([pb.MemberMessage(join=join)]), metadata=metadata, timeout=20)
+            iter([pb.MemberMessage(join=join)]), metadata=metadata, timeout=60)
         try:
             print("joined:", next(call))
         except grpc.RpcError as error:

@@ -178,7 +178,7 @@ def test_two_terminals_and_one_command_each(folder: Path) -> None:
             assert (one.finish(), other.finish()) == ("2 2.0", "2 2.0")
         assert len(list(folder.iterdir())) == 1
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     assert list(folder.iterdir()) == []
 
 

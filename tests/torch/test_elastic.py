@@ -482,9 +482,7 @@ def test_a_killed_rank_is_replaced(
     lives = str(tmp_path / "lives")
     with World(size, transport) as world:
         expected = world.run(_train)
-        outcomes = world.outcomes(
-            _be_killed, victim, deaths, lives, name, before_replacing=[wait] * deaths, deadline_seconds=90
-        )
+        outcomes = world.outcomes(_be_killed, victim, deaths, lives, name, before_replacing=[wait] * deaths)
     assert [outcome.text for outcome in outcomes] == [""] * size
     results = [outcome.value for outcome in outcomes]
     assert [result["worlds"] for result in results] == [[] if rank == victim else [rank] for rank in range(size)]
@@ -497,7 +495,7 @@ def test_an_engine_that_fails_before_the_news_of_a_lost_member(
     name, wait = fifo
     with World(2, "shm") as world:
         outcomes = world.outcomes(
-            _be_killed, 1, 2, str(tmp_path / "lives"), name, late=True, before_replacing=[wait] * 2, deadline_seconds=90
+            _be_killed, 1, 2, str(tmp_path / "lives"), name, late=True, before_replacing=[wait] * 2
         )
     assert [outcome.text for outcome in outcomes] == ["", ""]
 

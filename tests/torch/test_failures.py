@@ -47,7 +47,7 @@ def _train(steps: int, fatal_step: int, how: str) -> None:
 @TRANSPORTS
 def test_a_killed_rank_is_named_on_all_others(transport: str) -> None:
     with World(3, transport) as world:
-        outcomes = world.outcomes(_train, 10**6, 5, "kill", deadline_seconds=20)
+        outcomes = world.outcomes(_train, 10**6, 5, "kill")
     assert outcomes[1].exit_code == -signal.SIGKILL
     for rank in (0, 2):
         _assert_lost(outcomes[rank], 1)
@@ -56,7 +56,7 @@ def test_a_killed_rank_is_named_on_all_others(transport: str) -> None:
 @TRANSPORTS
 def test_a_rank_that_exits_normally_is_named_too(transport: str) -> None:
     with World(3, transport) as world:
-        outcomes = world.outcomes(_train, 10**6, 5, "exit", deadline_seconds=20)
+        outcomes = world.outcomes(_train, 10**6, 5, "exit")
     assert outcomes[1].exit_code == 0
     for rank in (0, 2):
         _assert_lost(outcomes[rank], 1, "left")
@@ -90,7 +90,7 @@ def test_everything_pending_and_later_fails_and_shutdown_works(transport: str, t
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with World(2, transport) as world:
-        outcomes = world.outcomes(_wait_for, 1, str(fifo), deadline_seconds=20)
+        outcomes = world.outcomes(_wait_for, 1, str(fifo))
     assert outcomes[0].error is None, outcomes[0].text
     assert all("ank 1 (pid " in message for message in outcomes[0].value)
 

@@ -95,4 +95,4 @@ def operation(draw: st.DrawFn, size: int) -> Operation:
 def test_any_sequence_from_several_threads(keeper: Keeper, data: st.DataObject) -> None:
     operations = data.draw(st.lists(operation(keeper.size), min_size=6, max_size=40), label="operations")
     seed = data.draw(st.integers(0, 2**16), label="seed of the orders")
-    keeper.get().run(sequences.play, operations, THREADS, seed, deadline_seconds=30)
+    keeper.get().run(sequences.play, operations, THREADS, seed)

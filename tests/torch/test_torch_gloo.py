@@ -95,7 +95,7 @@ def _die_at_work() -> None:
 
 def test_a_killed_rank_is_named_on_all_others() -> None:
     with gloo_world(3) as world:
-        outcomes = world.outcomes(_die_at_work, deadline_seconds=30)
+        outcomes = world.outcomes(_die_at_work)
     assert outcomes[1].exit_code == -signal.SIGKILL
     for rank in (0, 2):
         _assert_lost(outcomes[rank], 1)

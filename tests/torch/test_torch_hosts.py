@@ -161,7 +161,7 @@ def test_a_killed_rank_is_named_on_all_others(victim: int, elements: int) -> Non
     from horovod.common.exceptions import HorovodInternalError
 
     with World(4, "hosts") as world:
-        outcomes = world.outcomes(_reduce_until_it_fails, victim, elements, deadline_seconds=30)
+        outcomes = world.outcomes(_reduce_until_it_fails, victim, elements)
     for rank, outcome in enumerate(outcomes):
         if rank == victim:
             assert outcome.exit_code == -signal.SIGKILL

@@ -28,7 +28,7 @@ import cloudpickle
 import fork_server
 import pytest
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 
 
 @dataclass

@@ -125,9 +125,7 @@ def test_the_survivors_of_a_killed_rank_go_on_and_take_another_in(tmp_path: Path
     environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": "3", "HOROVOD_ELASTIC_SETTLE_SECONDS": "1"}
     victim = 0
     with World(3, "shm", environment, preloaded="preloaded_jax") as world:
-        outcomes = world.outcomes(
-            _train, victim, str(tmp_path / "lives"), before_replacing=[lambda: None], deadline_seconds=90
-        )
+        outcomes = world.outcomes(_train, victim, str(tmp_path / "lives"), before_replacing=[lambda: None])
     assert [outcome.text for outcome in outcomes] == [""] * 3
     for rank, outcome in enumerate(outcomes):
         sizes, weight = outcome.value

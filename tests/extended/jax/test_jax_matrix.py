@@ -27,14 +27,14 @@ def _rows(dtypes: dict[str, list[str]], ranks: list[int] | None = None) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_matches_numpy(jax_pair: World, operation: str) -> None:
-    jax_pair.run(_rows, {operation: [*part_of_the_dtypes(operation, 0, 2), *EIGHT_BIT_FLOATS]}, deadline_seconds=110)
+    jax_pair.run(_rows, {operation: [*part_of_the_dtypes(operation, 0, 2), *EIGHT_BIT_FLOATS]})
 
 
 def test_matches_numpy_in_a_set_of_three_ranks() -> None:
     parts = {operation: part_of_the_dtypes(operation, 1, 6) for operation in OPERATIONS}
     with World(3, "tcp", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, preloaded="preloaded_jax") as world:
         world.run(_begin)
-        world.run(_rows, parts, [1, 2], deadline_seconds=110)
+        world.run(_rows, parts, [1, 2])
 
 
 def _begin() -> None:

@@ -118,7 +118,7 @@ def test_bfloat16_and_float8_keep_their_dtypes(jax_pair: World) -> None:
 
 
 def test_training_is_that_of_one_process_on_the_joined_batch(jax_pair: World) -> None:
-    jax_pair.run(_same_as_one_process, deadline_seconds=110)
+    jax_pair.run(_same_as_one_process)
 
 
 def _travels_during_the_backward_pass(fifo: str) -> None:

@@ -118,11 +118,11 @@ def world() -> Iterator[World]:
 
 
 def test_fit_is_that_of_one_process(world: World) -> None:
-    world.run(_same_as_one_process, deadline_seconds=100)
+    world.run(_same_as_one_process)
 
 
 def test_batch_normalization_over_all_ranks(world: World, tmp_path: Path) -> None:
-    world.run(keras_batch_norm.normalizes_all_rows, str(tmp_path), deadline_seconds=100)
+    world.run(keras_batch_norm.normalizes_all_rows, str(tmp_path))
 
 
 @pytest.mark.parametrize(("outside", "local"), [(False, False), (True, False), (False, True)])

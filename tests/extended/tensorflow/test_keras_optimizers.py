@@ -228,7 +228,7 @@ def test_batch_normalization_over_all_ranks(tf_pair: World) -> None:
 
 
 def test_batch_normalization_over_all_ranks_on_pytorch(torch_pair: World, tmp_path: Path) -> None:
-    torch_pair.run(keras_batch_norm.trains_as_one_process, deadline_seconds=100)
+    torch_pair.run(keras_batch_norm.trains_as_one_process)
     torch_pair.run(keras_batch_norm.normalizes_all_rows, str(tmp_path))
 
 

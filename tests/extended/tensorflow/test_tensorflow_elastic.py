@@ -218,9 +218,7 @@ def test_a_killed_rank_is_replaced_and_weights_are_as_if_nothing_had_been(tmp_pa
 
     try:
         with World(2, "shm", preloaded="preloaded_tensorflow") as world:
-            outcomes = world.outcomes(
-                _train, 1, str(path), str(tmp_path / "mark"), before_replacing=[wait], deadline_seconds=90
-            )
+            outcomes = world.outcomes(_train, 1, str(path), str(tmp_path / "mark"), before_replacing=[wait])
     finally:
         os.close(descriptor)
     assert [outcome.text for outcome in outcomes] == ["", ""]
@@ -431,7 +429,7 @@ def _changing(size: int, transport: str) -> World:
 @pytest.mark.parametrize(("size", "victim", "transport"), [(3, 0, "shm"), (2, 1, "tcp")])
 def test_the_survivors_go_on(train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path) -> None:
     with _changing(size, transport) as world:
-        outcomes = world.outcomes(train, victim, 0, str(tmp_path / "lives"), deadline_seconds=90)
+        outcomes = world.outcomes(train, victim, 0, str(tmp_path / "lives"))
     assert [outcome.text for outcome in outcomes] == [""] * size
     for rank, outcome in enumerate(outcomes):
         if rank == victim:
@@ -459,7 +457,7 @@ def test_one_that_gets_sigterm_leaves_at_the_next_commit(
     train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path
 ) -> None:
     with _changing(size, transport) as world:
-        outcomes = world.outcomes(_leave_in_order, train, victim, str(tmp_path / "lives"), deadline_seconds=90)
+        outcomes = world.outcomes(_leave_in_order, train, victim, str(tmp_path / "lives"))
     assert [outcome.text for outcome in outcomes] == [""] * size
     for rank, outcome in enumerate(outcomes):
         if rank == victim:
@@ -476,9 +474,7 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
     train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path
 ) -> None:
     with _changing(size, transport) as world:
-        outcomes = world.outcomes(
-            train, victim, size, str(tmp_path / "lives"), before_replacing=[lambda: None], deadline_seconds=90
-        )
+        outcomes = world.outcomes(train, victim, size, str(tmp_path / "lives"), before_replacing=[lambda: None])
     assert [outcome.text for outcome in outcomes] == [""] * size
     for rank, outcome in enumerate(outcomes):
         sizes, weight = outcome.value
