@@ -55,7 +55,7 @@ def one_node() -> Iterator[Any]:
     ray.shutdown()
 
 
-def made(timeout_s: float = 60, placement_group_timeout_s: float = 60, **arguments: Any) -> RayExecutor:
+def made(timeout_s: float = 120, placement_group_timeout_s: float = 120, **arguments: Any) -> RayExecutor:
     from horovod.ray import RayExecutor
 
     settings = RayExecutor.create_settings(timeout_s=timeout_s, placement_group_timeout_s=placement_group_timeout_s)

@@ -102,7 +102,8 @@ def test_survivors_go_on_in_their_actors_and_a_host_comes_back_after_its_cooldow
     executor.start()
     training = Training(executor, tmp_path, act)
     results = training.run()
-    first, alone, last = (training.pids(epoch) for epoch in (1, 2, 3))
+    whole = killed[0]["epoch"]  # there is one before it where an actor comes very late
+    first, alone, last = (training.pids(epoch) for epoch in range(whole, whole + 3))
     assert killed[0]["host"] == "host-2"
     assert alone == {0: first[0]}, "the survivor keeps its process"
     assert last == {0: first[0], 1: results[1]["pid"]}

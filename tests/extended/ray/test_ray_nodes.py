@@ -18,6 +18,7 @@ from error_codes import ends_with
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayActorError
 
+from benchmarks.ports import free_ports
 from horovod.base.errors import LaunchCode, OperationCode
 from horovod.ray import RayExecutor
 
@@ -26,9 +27,7 @@ Make = Callable[..., RayExecutor]
 
 @pytest.fixture(scope="module")
 def client_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
