@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -108,8 +109,11 @@ def test_the_second_and_third_ctrl_c_are_for_deaf_ranks(launch: Launch, program:
     assert still_alive(family) == []
 
 
-def test_a_deaf_rank_is_killed_after_its_grace(launch: Launch, program: Program) -> None:
-    source = f"if rank == 1: print('ready'); sys.exit(4)\n{DEAF}"
+def test_a_deaf_rank_is_killed_after_its_grace(launch: Launch, program: Program, tmp_path: Path) -> None:
+    deaf = tmp_path / "deaf"  # rank 1 ends when rank 0 is
+    os.mkfifo(deaf)
+    fails = f"if rank == 1: open({str(deaf)!r}).read(); print('ready'); sys.exit(4)\n"
+    source = fails + DEAF.replace("wait_for_signals()", f"open({str(deaf)!r}, 'w').close()\nwait_for_signals()")
     launched = launch("-np", "2", *program(source), graces={"failure_grace_s": 0.2, "stop_grace_s": 0.5})
     family = ready(launched, 2)
     code, _, err = launched.finish()
