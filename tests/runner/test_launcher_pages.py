@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 from launching import Launched
 
+from benchmarks.ports import free_ports
 from horovod.base.errors import AccessCode, ErrorCode, code_of
 
 
@@ -16,9 +16,7 @@ from horovod.base.errors import AccessCode, ErrorCode, code_of
     [(None, 2, AccessCode.EXPOSED), ("missing", 1, AccessCode.UNUSABLE_TOKEN), ("readers", 0, None)],
 )
 def test_off_loopback_a_token_is_needed(token: str | None, code: int, error: ErrorCode | None, tmp_path: Path) -> None:
-    with socket.socket() as one:
-        one.bind(("", 0))
-        port = one.getsockname()[1]
+    (port,) = free_ports(1)
     file = tmp_path / "token"
     if token == "readers":
         file.write_text(token)

@@ -248,7 +248,7 @@ def test_recognition_can_be_turned_off(start: Start) -> None:
             " no-such-host.invalid:",
         ),
         (
-            {**srun(1), "HOROVOD_TOKEN": "a-secret", "HOROVOD_START_TIMEOUT": "0.1"},
+            {**srun(1), "HOROVOD_TOKEN": "a-secret", "HOROVOD_START_TIMEOUT": "1"},
             WorldCode.INCOMPLETE_WORLD,
             "Connection refused",
         ),
@@ -264,7 +264,7 @@ def test_recognition_can_be_turned_off(start: Start) -> None:
             SettingCode.LAUNCHER_VARIABLES,
             "HOROVOD_COORDINATOR",
         ),
-        ({**openmpi(1), "HOROVOD_START_TIMEOUT": "0.2"}, WorldCode.INCOMPLETE_WORLD, "0.2 s of rank 1"),
+        ({**openmpi(1), "HOROVOD_START_TIMEOUT": "1"}, WorldCode.INCOMPLETE_WORLD, "1 s of rank 1"),
     ],
 )
 def test_what_cannot_form_says_what_to_do(start: Start, environ: dict[str, str], error: ErrorCode, fact: str) -> None:

@@ -315,18 +315,19 @@ def test_nothing_is_left_after_many_worlds(coordinator, transport):
 def test_a_failed_start_leaves_nothing(coordinator):
     def fail() -> None:
         with pytest.raises(StartError, match=ends_with(WorldCode.INCOMPLETE_WORLD)):
-            form_threads(coordinator.address, 1, size=2, start_timeout_seconds=0.3)
+            form_threads(coordinator.address, 1, size=2, start_timeout_seconds=1)
 
     fail()
     gc.collect()  # pytest keeps tracebacks, and they keep what failed
     segments, files = shared_files(), descriptors()
-    for _ in range(5):
+    for _ in range(3):
         fail()
     gc.collect()
     assert not python_threads()
     assert not threads_of_streams()
     assert shared_files() == segments
-    assert descriptors() <= files + 2
+    # The server closes its side of the last connections a moment later.
+    assert eventually(lambda: descriptors() <= files + 2), f"{descriptors()} descriptors are open, {files} were"
 
 
 def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):

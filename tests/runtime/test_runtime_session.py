@@ -18,6 +18,7 @@ from resources import eventually
 from runtime_harness import threads_of_streams
 from tcp_proxy import Proxy
 
+from benchmarks.ports import free_ports
 from horovod.base.errors import AccessCode, EngineCode, OperationCode, WorldCode, code_of, coded, without_code
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -118,16 +119,14 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def unused_address() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 # -- nobody there, or the wrong one ------------------------------------------------------------------------------------
 def test_nobody_there():
     address = unused_address()
     said = ends_with(WorldCode.COORDINATOR_UNREACHABLE, address, "Connection refused", "HOROVOD_COORDINATOR")
-    assert re.search(said, refusal(address, seconds=0.5))
+    assert re.search(said, refusal(address, seconds=1.0))
 
 
 def test_a_name_that_does_not_exist():
@@ -260,7 +259,7 @@ def test_missing_members_are_named_at_the_deadline(coordinator):
 
 def test_a_coordinator_that_says_nothing():
     with scripted(Scripted([], stay=True)) as address:
-        text = refusal(address, seconds=0.5)
+        text = refusal(address, seconds=1.0)
     assert re.search(ends_with(WorldCode.INCOMPLETE_WORLD, address), text)
 
 
