@@ -101,7 +101,7 @@ def test_killed_while_the_kernels_of_the_others_wait_for_it(files: list[str], tr
 def test_who_is_missing_when_nccl_starts_is_named(files: list[str], transport: str) -> None:
     with Processes() as processes:
         ranks = processes.start(3)
-        processes.form(ranks, transport, files, progress_timeout_ms=1000)
+        processes.form(ranks, transport, files, progress_timeout_ms=2000)
         for number, rank in enumerate(ranks):
             rank.tell("gpu_loop", elements=1000, steps=1, stop=number == 1)
         for rank in (ranks[0], ranks[2]):

@@ -79,7 +79,7 @@ def test_killed_at_any_point(processes: Processes, transport: str, elements: int
 def test_stopped(processes: Processes, transport: str, victim: int) -> None:
     """A stopped process keeps its connections and its memory; only time tells."""
     ranks = processes.start(3)
-    processes.form(ranks, transport, progress_timeout_ms=700)
+    processes.form(ranks, transport, progress_timeout_ms=1500)
     for number, rank in enumerate(ranks):
         rank.tell("once", elements=LARGE, end="stop" if number == victim else "")
     survivors = [rank for rank in ranks if rank is not ranks[victim]]
