@@ -51,6 +51,14 @@ def test_chunks_do_not_matter(parts: list[bytes], data: st.DataObject) -> None:
     chunks = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
     assert split(*chunks, limit=4) == split(whole, limit=4)
 
+    splitter, pieces = LineSplitter(4), []
+    for chunk in chunks:  # whole lines where there are such
+        if (lines := splitter.whole_lines(chunk)) is None:
+            pieces += splitter.feed(chunk)
+        else:
+            pieces += [Piece(line, False) for line in lines.split(b"\n")[:-1]]
+    assert [*pieces, *splitter.finish()] == split(whole, limit=4)
+
 
 class Pipes:
     """A console that writes into two pipes, or two terminals."""

@@ -60,6 +60,19 @@ class LineSplitter:
             start += self._limit
         self._rest = data[start:]
 
+    def whole_lines(self, data: bytes) -> bytes | None:
+        """The lines that `data` completes, with their ends, at a small part of the cost of `feed`. None where `feed` is
+        needed: where a carriage return is in them, or a line may be too long.
+        """
+        if b"\r" in data or self._rest.endswith(b"\r") or len(self._rest) + len(data) > self._limit:
+            return None
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            return b""
+        lines, self._rest = self._rest + data[:end], data[end:]
+        return lines
+
     @property
     def rest(self) -> bytes:
         """The line that has no end yet; empty where its last byte is a "\\r" that may be half of "\\r\\n"."""
@@ -231,9 +244,13 @@ class Console:
         if key in self._files:
             room = self._writer.put(self._files[key], data)
         splitter = self._splitters.setdefault(key, LineSplitter())
-        shown = b"".join(
-            self._update(key, text) if update else self._line(key, text) for text, update in splitter.feed(data)
-        )
+        is_plain = self._status is None and self._job is None and key not in self._pending
+        lines = splitter.whole_lines(data) if is_plain else None
+        if lines is None:
+            pieces = splitter.feed(data)
+            shown = b"".join(self._update(key, text) if update else self._line(key, text) for text, update in pieces)
+        else:
+            shown = self._lines(key, lines) if lines else b""
         if rank == self._asking and splitter.rest and self._terminal[stream]:
             shown += self._update(key, splitter.rest)
         return (self._writer.put(self._descriptors[stream], shown) if shown else True) and room
@@ -303,6 +320,12 @@ class Console:
             return b"horovodrun: "
         when = time.strftime("%a %b %d %H:%M:%S %Y", self._wall_clock()) if self._timestamps else ""
         return f"{when}[{rank}]<{stream}>:".encode()
+
+    def _lines(self, key: tuple[int, Stream], lines: bytes) -> bytes:
+        """As `_line` for each of them, where no update and no status is to be replaced."""
+        self._shown_at[key] = self._clock()
+        prefix = self._prefix(key)
+        return prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
     def _line(self, key: tuple[int, Stream], text: bytes) -> bytes:
         replaced = self._pending.pop(key, b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
@@ -32,7 +33,8 @@ from horovod.spark.failures import (
 )
 from horovod.spark.fixed import FixedSize
 from horovod.spark.task import messages
-from horovod.spark.task.attend import Order, environment, unreachable
+from horovod.spark.task.attend import Order, Output, environment, unreachable
+from horovod.worker.agent.output import QUEUE_LIMIT_BYTES
 
 VICTIM = Failure(0, "a", code=1, error="HorovodInternalError: Rank 1 was lost.")
 STOPPED = Failure(3, "a", code=-15, stopped=True)
@@ -214,6 +216,29 @@ def test_hosts_keep_their_names() -> None:
     assert others == {"aaaa1": first, "bbbb1": "node-bbbb1", "bbbb2": "node-bbbb2", "cccc": "other"}
     assert names.given([("dddd", "node")])["dddd"] == "node-dddd"
     assert names.given([("aaaa1", "node")])["aaaa1"] == first == "node"
+
+
+def test_output_that_waits_goes_in_one_message() -> None:
+    async def sent() -> list[bytes]:
+        output = Output()
+        ended = messages.written(messages.Ended(1, 0, False))
+        for piece in (b"a", b"b"):
+            output.feed(0, "stdout", piece)
+        output.feed(0, "stderr", b"c")
+        output.put(ended)
+        output.put(ended)
+        assert not output.feed(0, "stdout", bytes(QUEUE_LIMIT_BYTES))
+        told: list[bool] = []
+        output.room = lambda: told.append(True)
+        output.feed(0, "stdout", b"d")
+        output.close()
+        found = [content async for content in output]
+        assert told == [True]
+        return [content for content in found if content != ended]
+
+    first, second, third, fourth = asyncio.run(sent())
+    assert (first, second) == (messages.STDOUT + b"ab", messages.STDERR + b"c")
+    assert (third, fourth) == (messages.STDOUT + bytes(QUEUE_LIMIT_BYTES), messages.STDOUT + b"d")
 
 
 def test_hosts_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ from horovod.worker.runtime.channel import explain, open_aio_channel
 from horovod.worker.runtime.tls import ClientTls
 
 _CONNECT_S = 60.0  # a driver is there before its tasks: only a firewall or a wrong address can be in the way
+_MESSAGE_BYTES = 1 << 18  # of output in one message, before the last piece
 _LETTERS: dict[Stream, bytes] = {"stdout": messages.STDOUT, "stderr": messages.STDERR}
 
 
@@ -86,7 +87,7 @@ class _Task:
         self._came = came
         self._trust = trust
         self._descriptors = descriptors
-        self._sink = _Output()
+        self._sink = Output()
         self._supervisor: Supervisor | None = None
         self._running: asyncio.Task[None] | None = None
         self._failure = ""
@@ -203,7 +204,7 @@ class _Task:
         await self._running
 
 
-class _Output:
+class Output:
     """The sink of the process, and the queue of all that goes to the driver. Used in the event loop alone."""
 
     def __init__(self) -> None:
@@ -243,10 +244,10 @@ class _Output:
     async def __aiter__(self) -> Any:
         while True:
             while self._queue:
-                content = self._queue.popleft()
+                content, held = self._taken()
                 yield content
                 was_full = self._held > QUEUE_LIMIT_BYTES // 2
-                self._held -= len(content)
+                self._held -= held
                 if was_full and self._held <= QUEUE_LIMIT_BYTES // 2:
                     self.room()
             if self._is_closed:
@@ -254,6 +255,21 @@ class _Output:
             self._changed.clear()
             if not self._queue:
                 await self._changed.wait()
+
+    def _taken(self) -> tuple[bytes, int]:
+        """The next message, and how many bytes of the queue it was. Output of one stream that waits goes as one
+        message: most of the time of a message does not depend on its length.
+        """
+        content = self._queue.popleft()
+        held = len(content)
+        if not messages.is_output(content):
+            return content, held
+        joined = [content]
+        while self._queue and self._queue[0][:1] == content[:1] and held < _MESSAGE_BYTES:
+            following = self._queue.popleft()
+            held += len(following)
+            joined.append(following[1:])
+        return b"".join(joined), held
 
 
 def unreachable(address: str, host: str) -> str:
