@@ -4,11 +4,18 @@
     pass N            sums += gradients; reduce and use the sums; sums = 0
 
 Works eagerly and in functions, whose variables live outside of them.
+
+A variable of which no pass of a step makes a gradient has None and not zeros, with which an optimizer would change
+it: by its momentum, or by weight decay. A function knows when it is traced which gradients it makes itself, but not
+what another trace has made that runs an earlier pass of the step. So it looks, when it runs, whether there is any such
+sum: it has a branch with these sums, and one where they are None. Where other functions have made gradients of some of
+these variables in this step, and of others in earlier ones, the latter are zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,35 +35,40 @@ class LocalGradientAggregation:
         self._average = average
         self._sparse_as_dense = sparse_as_dense
         self._counter: Any = None  # passes since the sums were used
-        self._sums: dict[int, tuple[Any, Any]] = {}  # by identity of the variable, which is kept
+        self._sums: dict[int, _Sum] = {}  # by identity of the variable
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Adds the gradients of a pass. Returns whether it was the last one before a step, a scalar bool."""
         dense = [self._as_dense(gradient) for gradient in gradients]
         self._make(dense, variables)
         added = [
-            self._sums[identity(variable)][1].assign_add(gradient)
+            assigned
             for gradient, variable in zip(dense, variables, strict=True)
             if gradient is not None
+            for assigned in self._sums[identity(variable)].add(gradient)
         ]
         with tf.control_dependencies([] if tf.executing_eagerly() else added):
             return tf.greater_equal(self._counter.assign_add(1), self._passes)
 
     def has_sum(self, variable: Any) -> bool:
-        """Whether a pass has made a gradient of it, this one or an earlier one; in a function, whether one may."""
-        return identity(variable) in self._sums
+        """Whether a pass of this step has made a gradient of it; in a function, whether one may."""
+        known = self._sums.get(identity(variable))
+        return known is not None and (not tf.executing_eagerly() or known.is_made())
 
-    def take(self, variables: Sequence[Any]) -> list[Any]:
+    def take(self, variables: Sequence[Any], without: Collection[int] = ()) -> list[Any]:
         """The sums of the gradients of `variables`, None where there is none; begins anew.
 
-        The last pass need not have made a gradient of a variable of which an earlier one did.
+        The last pass need not have made a gradient of a variable of which an earlier one did. without: identities of
+        variables that have none for certain.
         """
-        sums = [self._sums[identity(one)][1] if self.has_sum(one) else None for one in variables]
-        taken = [None if total is None else self._of_passes(total.read_value()) for total in sums]
         in_graph = not tf.executing_eagerly()
+        sums: list[_Sum | None] = []
+        for variable in variables:
+            known = None if identity(variable) in without else self._sums.get(identity(variable))
+            sums.append(known if known is not None and (in_graph or known.is_made()) else None)
+        taken = [None if one is None else self._of_passes(one.total.read_value()) for one in sums]
         with tf.control_dependencies([one for one in taken if one is not None] if in_graph else []):
-            used = [total for total in sums if total is not None]
-            zeroed = [self._counter.assign(0), *(total.assign(tf.zeros_like(total)) for total in used)]
+            zeroed = [self._counter.assign(0), *(done for one in sums if one is not None for done in one.clear())]
         with tf.control_dependencies(zeroed if in_graph else []):  # v1 graphs run only what a result depends on
             return [None if one is None else tf.identity(one) for one in taken]
 
@@ -69,16 +81,42 @@ class LocalGradientAggregation:
     ) -> None:
         """Adds the gradients of a pass; then uses the sums, or skips."""
 
-        def last() -> tf.Tensor:
-            use(self.take(variables))
-            return tf.constant(0)
+        is_last = self.add(gradients, variables)
+        unmade = self._perhaps_unmade(gradients, variables)
+
+        def last(place: int = 0) -> tf.Tensor:
+            if place == len(unmade):
+                use(self.take(variables))
+                return tf.constant(0)
+
+            def without() -> tf.Tensor:
+                use(self.take(variables, unmade[place]))
+                return tf.constant(0)
+
+            as_it_is(without)
+            made = [self._sums[key].made.read_value() for key in unmade[place]]
+            return tf.cond(tf.reduce_any(made), functools.partial(last, place + 1), without)
 
         def not_yet() -> tf.Tensor:
             skip()
             return tf.constant(0)
 
         as_it_is(last, not_yet)
-        tf.cond(self.add(gradients, variables), last, not_yet)
+        tf.cond(is_last, last, not_yet)
+
+    def _perhaps_unmade(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[set[int]]:
+        """In a function whose pass has no gradients of some variables: all of these, and, where they are others, those
+        of which nothing has made a gradient yet.
+        """
+        if tf.executing_eagerly():
+            return []
+        keys = {
+            identity(variable)
+            for gradient, variable in zip(gradients, variables, strict=True)
+            if gradient is None and identity(variable) in self._sums
+        }
+        never = {key for key in keys if not self._sums[key].is_used}
+        return [one for one in ([keys, never] if never != keys else [keys]) if one]
 
     def _of_passes(self, total: Any) -> Any:
         return total / tf.constant(self._passes, total.dtype) if self._average else tf.identity(total)
@@ -103,12 +141,54 @@ class LocalGradientAggregation:
             if self._counter is None:
                 self._counter = tf.Variable(0, trainable=False, name="hvd_passes")
             for gradient, variable in zip(gradients, variables, strict=True):
-                if self.has_sum(variable) or (gradient is None and not in_function):
-                    continue
-                like = variable if gradient is None else gradient
-                zeros = tf.zeros(like.shape, like.dtype)
-                total = tf.Variable(zeros, trainable=False, name=f"hvd_sum_{len(self._sums)}")
-                self._sums[identity(variable)] = (variable, total)
+                total = self._sums.get(identity(variable))
+                if total is None and (gradient is not None or in_function):
+                    like = variable if gradient is None else gradient
+                    total = self._sums[identity(variable)] = _Sum(variable, like, len(self._sums))
+                if total is not None and in_function:
+                    total.tell_functions()
 
 
-as_it_is(LocalGradientAggregation.add, LocalGradientAggregation.take, LocalGradientAggregation.step)
+class _Sum:
+    """The sum of the gradients of a variable, which it keeps alive."""
+
+    def __init__(self, variable: Any, like: Any, number: int) -> None:
+        self.variable = variable
+        self.total = tf.Variable(tf.zeros(like.shape, like.dtype), trainable=False, name=f"hvd_sum_{number}")
+        # Whether there is any gradient in it since the last step: the first, once a function must know, else the second
+        self.made: Any = None
+        self._made_eagerly = False
+        self.is_used = False  # a gradient was added, at least in what is traced
+        self._number = number
+
+    def tell_functions(self) -> None:
+        """A function is traced, that asks when it runs whether there is any gradient."""
+        if self.made is None:
+            self.made = tf.Variable(self._made_eagerly, trainable=False, name=f"hvd_made_{self._number}")
+
+    def is_made(self) -> bool:
+        """Asked eagerly."""
+        return self._made_eagerly if self.made is None else bool(self.made.numpy())
+
+    def add(self, gradient: Any) -> list[Any]:
+        self.is_used = True
+        return [self.total.assign_add(gradient), *self._set_made(True)]
+
+    def clear(self) -> list[Any]:
+        return [self.total.assign(tf.zeros_like(self.total)), *self._set_made(False)]
+
+    def _set_made(self, made: bool) -> list[Any]:
+        if self.made is not None:
+            return [self.made.assign(made)]
+        self._made_eagerly = made
+        return []
+
+
+as_it_is(
+    LocalGradientAggregation.add,
+    LocalGradientAggregation.take,
+    LocalGradientAggregation.step,
+    _Sum.add,
+    _Sum.clear,
+    _Sum._set_made,
+)
