@@ -220,20 +220,33 @@ def test_special_optimizers(pair: World) -> None:
     pair.run(_special_optimizers)
 
 
-def _different_groups() -> None:
+def _different_groups(how: str) -> None:
     import torch
 
     import horovod.torch as hvd
 
-    weights = [torch.ones(1, requires_grad=True) for _ in range(1 + hvd.rank())]
-    hvd.broadcast_optimizer_state(torch.optim.SGD(weights, lr=0.1), root_rank=0)
+    if how == "number":
+        weights = [torch.ones(1, requires_grad=True) for _ in range(1 + hvd.rank())]
+    else:
+        lengths = {"first": 2, "second": 2 + (how == "shape")}
+        named = [(name, torch.ones(length, requires_grad=True)) for name, length in lengths.items()]
+        if hvd.rank() == 1:
+            named.reverse()
+        weights = [weight for _, weight in named]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    if how == "name":
+        optimizer = hvd.DistributedOptimizer(optimizer, named)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
 
-def test_different_parameter_groups(pair: World) -> None:
-    outcomes = pair.outcomes(_different_groups)
+@pytest.mark.parametrize(
+    ("how", "facts"), [("number", ("[2]", "[1]")), ("shape", ("[3]", "[2]")), ("name", ("'second'", "'first'"))]
+)
+def test_different_parameter_groups(pair: World, how: str, facts: tuple[str, str]) -> None:
+    outcomes = pair.outcomes(_different_groups, how)
     assert outcomes[0].error is None
     assert isinstance(outcomes[1].error, ValueError)
-    assert re.search(ends_with(TrainingCode.DIFFERENT_MODELS, "[2]", "[1]"), str(outcomes[1].error))
+    assert re.search(ends_with(TrainingCode.DIFFERENT_MODELS, *facts), str(outcomes[1].error))
 
 
 def _agreed_sizes() -> list[int]:

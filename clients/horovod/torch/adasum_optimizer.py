@@ -22,7 +22,7 @@ from horovod.torch.compression import Compressor, GradientCompressor
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
-from horovod.torch.wrapping import WrappedOptimizer, share_state, tell_schedulers
+from horovod.torch.wrapping import WrappedOptimizer, named_group, share_state, tell_schedulers
 from horovod.worker.runtime.context import current
 
 
@@ -125,10 +125,8 @@ class AdasumOptimizer(WrappedOptimizer):
         share_state(self, self._hvd_original)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, which take part from the next step on under default names."""
+        """Adds parameters, which take part from the next step on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)
-        group = len(self.param_groups) - 1
-        for index, parameter in enumerate(self.param_groups[group]["params"]):
-            self._hvd_named.append((f"noname.{group}.{index}", parameter))
+        self._hvd_named += named_group(self, self._hvd_named, "noname")
         if self._hvd_steps is not None:
             self._hvd_steps.watch(self._hvd_named)

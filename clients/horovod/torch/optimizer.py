@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -28,8 +28,19 @@ from horovod.torch.compression import Compression, Compressor, GradientCompresso
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.reducer import GradientReducer
-from horovod.torch.wrapping import Arguments, Named, WrappedOptimizer, adorn, share_state, tell_schedulers
+from horovod.torch.wrapping import (
+    Arguments,
+    Named,
+    WrappedOptimizer,
+    adorn,
+    named_by_torch,
+    named_group,
+    share_state,
+    tell_schedulers,
+)
 from horovod.worker.runtime.context import current
+
+_NO_NAME: Final = "allreduce.noname"
 
 
 class _DistributedOptimizer(WrappedOptimizer):
@@ -163,10 +174,9 @@ class _DistributedOptimizer(WrappedOptimizer):
         share_state(self, self._hvd_original)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, whose gradients are reduced from now on under default names."""
+        """Adds parameters, whose gradients are reduced from now on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        added = _default_names(index, self.param_groups[index]["params"])
+        added = named_group(self, self._hvd_named, _NO_NAME)
         if self._hvd_reducer.enabled:
             self._hvd_reducer.watch(added)
         self._hvd_named += added
@@ -201,7 +211,8 @@ def DistributedOptimizer(  # noqa: N802
     Args:
         optimizer: any optimizer of torch; do not use it any more afterwards.
         named_parameters: `model.named_parameters()`; the names match gradients across ranks and appear in messages.
-            Without them, gradients match by their place in the parameter groups.
+            Without them, the names count that the optimizer was given, as in SGD(model.named_parameters()); without
+            these, gradients match by their place in the parameter groups, which must have one order on all ranks.
         compression: how gradients travel: Compression.fp16, Compression.bf16, a Compressor of your own, or an instance
             of a GradientCompressor of your own (horovod.torch.compression), which needs op Average or Sum and no
             groups. Sparse gradients travel as they are, unless sparse_as_dense.
@@ -336,7 +347,7 @@ def _reducer(named: Named, arguments: Arguments) -> GradientReducer:
 
 
 def _default_names(group: int, parameters: Iterable[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
-    return [(f"allreduce.noname.{group}.{index}", parameter) for index, parameter in enumerate(parameters)]
+    return [(f"{_NO_NAME}.{group}.{index}", parameter) for index, parameter in enumerate(parameters)]
 
 
 def _named(
@@ -344,7 +355,7 @@ def _named(
 ) -> list[tuple[str, torch.Tensor]]:
     """The optimizer's parameters with their names, in the order of the names given."""
     if named_parameters is None:
-        return [
+        return named_by_torch(optimizer.param_groups) or [
             pair
             for index, group in enumerate(optimizer.param_groups)
             for pair in _default_names(index, group["params"])

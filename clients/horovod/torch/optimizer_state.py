@@ -19,6 +19,7 @@ from horovod.common.ops.collectives import check_root
 from horovod.common.ops.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.parameters import broadcast_tensors
+from horovod.torch.wrapping import named_by_torch
 from horovod.worker.runtime.context import current
 
 
@@ -61,7 +62,8 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part.
 
     Raises:
-        ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's.
+        ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's, in the
+            numbers, shapes or (where they are known) names of their parameters.
         HorovodInternalError: a rank was lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
@@ -75,14 +77,16 @@ def broadcast_optimizer_state(
 
     if is_root:
         groups = [(len(group["params"]), _describe(_options(group), None, tensors)) for group in optimizer.param_groups]
+        known_as = _known_as(optimizer, parameters)
         states = []
         for key, value in optimizer.state.items():
             device = key.device if isinstance(key, torch.Tensor) else None
             place = _Parameter(index_of[key]) if key in index_of else key
             states.append((place, _describe(value, device, tensors)))
-        broadcast_object((groups, states), root_rank, "broadcast_optimizer_state", process_set)
+        broadcast_object((groups, known_as, states), root_rank, "broadcast_optimizer_state", process_set)
     else:
-        groups, states = broadcast_object(None, root_rank, "broadcast_optimizer_state", process_set)  # type: ignore[misc]
+        received: Any = broadcast_object(None, root_rank, "broadcast_optimizer_state", process_set)
+        groups, known_as, states = received
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         if sizes != [count for count, _ in groups]:
             raise ValueError(
@@ -93,6 +97,7 @@ def broadcast_optimizer_state(
                     "Build the same optimizer on all ranks.",
                 )
             )
+        _check_order(_known_as(optimizer, parameters), known_as, root_rank)
         for group, (_, description) in zip(optimizer.param_groups, groups, strict=True):
             group.update(_rebuild(description, _options(group), torch.device("cpu"), tensors))
         known = dict(optimizer.state)
@@ -103,6 +108,33 @@ def broadcast_optimizer_state(
             optimizer.state[owner] = _rebuild(description, known.get(owner), device, tensors)
     named = ((f"optimizer_state.{index}", tensor) for index, tensor in enumerate(tensors))
     broadcast_tensors(named, root_rank, process_set)
+
+
+def _known_as(
+    optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
+) -> list[tuple[str | None, tuple[int, ...] | None]]:
+    """Name and shape of each parameter, as far as they are known."""
+    named = getattr(optimizer, "_hvd_named", None) or named_by_torch(optimizer.param_groups) or ()
+    names = {id(parameter): name for name, parameter in named}
+    shapes = [None if torch.nn.parameter.is_lazy(one) else tuple(one.shape) for one in parameters]
+    return [(names.get(id(one)), shape) for one, shape in zip(parameters, shapes, strict=True)]
+
+
+def _check_order(own: list[Any], of_root: list[Any], root_rank: int) -> None:
+    for place, (mine, theirs) in enumerate(zip(own, of_root, strict=True)):
+        if any(one != other for one, other in zip(mine, theirs, strict=True) if None not in (one, other)):
+            raise ValueError(
+                coded(
+                    TrainingCode.DIFFERENT_MODELS,
+                    f"broadcast_optimizer_state: parameter {place} of this rank's optimizer is {_in_words(*mine)}, but "
+                    f"on root rank {root_rank} it is {_in_words(*theirs)}. Give the optimizer its parameters in the "
+                    "same order on all ranks.",
+                )
+            )
+
+
+def _in_words(name: str | None, shape: tuple[int, ...] | None) -> str:
+    return f"{'unnamed' if name is None else repr(name)} of shape {'unknown' if shape is None else list(shape)}"
 
 
 def _options(group: dict[str, Any]) -> dict[str, Any]:

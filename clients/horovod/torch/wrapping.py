@@ -7,7 +7,7 @@ its parameters and the arguments of hvd.DistributedOptimizer, of which another d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,6 +80,25 @@ class WrappedOptimizer(_Base):
         twin.__dict__.update(self.__dict__)
         twin.__dict__.pop("step", None)  # a learning-rate scheduler's, which steps the first one
         return twin
+
+
+def named_by_torch(groups: Iterable[dict[str, Any]]) -> Named | None:
+    """The parameters of an optimizer that was made of `model.named_parameters()`; None where it knows no names."""
+    groups = list(groups)
+    names = [name for group in groups for name in group.get("param_names", ())]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if len(names) != len(parameters) or len(set(names)) < len(names):
+        return None
+    return list(zip(names, parameters, strict=True))
+
+
+def named_group(optimizer: torch.optim.Optimizer, known: Named, default: str) -> Named:
+    """The parameters of the last group, which is new. default: begins their names where the optimizer has none."""
+    number, group = len(optimizer.param_groups) - 1, optimizer.param_groups[-1]
+    named = named_by_torch([group])
+    if named is not None and not {name for name, _ in named} & {name for name, _ in known}:
+        return named
+    return [(f"{default}.{number}.{index}", parameter) for index, parameter in enumerate(group["params"])]
 
 
 def adorn(original: torch.optim.Optimizer, addition: type, **attributes: Any) -> Any:
