@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 from error_codes import ends_with
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
 from worlds import World
 
 from horovod.base.errors import TrainingCode
@@ -96,6 +100,89 @@ def test_fewer_left_than_ranks(place: Any, processed: int) -> None:
     assert {index for one in dealt for index in one} == set(range(processed, 10))
     if processed == 9:
         assert dealt == [[9]] * 4
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    samples=some.integers(1, 60),
+    shuffle=some.booleans(),
+    batch=some.integers(1, 7),
+    worlds=some.lists(some.tuples(some.integers(1, 4), some.integers(0, 6), some.integers(0, 2)), max_size=5),
+    last=some.integers(1, 4),
+)
+def test_each_sample_counts_once_an_epoch(
+    place: Any, samples: int, shuffle: bool, batch: int, worlds: list[tuple[int, int, int]], last: int
+) -> None:
+    """Worlds of any sizes, each left after some batches, of which the last ones are undone."""
+    order = list(range(samples))
+    if shuffle:
+        random.Random(3).shuffle(order)
+    kept: Counter[int] = Counter()
+    progress = {"epoch": 3, "processed_num": 0}
+    for size, batches, undone in [*worlds, (last, samples, 0)]:
+        samplers = []
+        for rank in range(size):
+            place(rank, size)
+            samplers.append(ElasticSampler(range(samples), shuffle))
+            samplers[-1].load_state_dict(progress)
+        dealt = [list(sampler) for sampler in samplers]
+        assert len({len(one) for one in dealt}) == 1
+        starts = range(0, len(dealt[0]), batch)[:batches]
+        for start in starts[: max(len(starts) - undone, 0)]:
+            for sampler, indices in zip(samplers, dealt, strict=True):
+                taken = indices[start : start + batch]
+                kept.update(taken)
+                sampler.record_batch(0, len(taken))
+        progress = samplers[0].state_dict()
+        assert [sampler.state_dict() for sampler in samplers] == [progress] * size
+    assert sorted(kept) == list(range(samples))
+    more = [count - 1 for count in kept.values()]
+    assert sum(more) == progress["processed_num"] - samples <= 3, "only those that fill the last places of the ranks"
+
+
+@pytest.mark.parametrize("drops_last", [False, True])
+def test_without_set_epoch_the_same_epoch_begins_anew(
+    place: Any, caplog: pytest.LogCaptureFixture, drops_last: bool
+) -> None:
+    """Also where its last batches were dealt out by another world, which had left a part."""
+    place(0, 1)
+    sampler = ElasticSampler(range(10), shuffle=False)
+    sampler.load_state_dict({"epoch": 0, "processed_num": 4})
+    for first in (4, 0):
+        indices = list(sampler)
+        assert indices == list(range(first, 10))
+        for start in range(0, 4 if drops_last else len(indices), 4):
+            sampler.record_batch(0, len(indices[start : start + 4]))
+        if drops_last and first == 0:
+            sampler.record_batch(0, 4)
+    assert sampler.processed_num == (8 if drops_last else 10)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    sampler.set_epoch(1)
+    assert len(list(sampler)) == 10
+    assert len(caplog.records) == 1
+
+
+def test_set_epoch_at_the_beginning_of_an_epoch_is_told(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+    place(0, 2)
+    sampler = ElasticSampler(range(10))
+    sampler.set_epoch(1)
+    sampler.load_state_dict({"epoch": 1, "processed_num": 4})
+    sampler.set_epoch(2)
+    assert not caplog.records
+    sampler.load_state_dict({"epoch": 2, "processed_num": 4})
+    sampler.set_epoch(2)
+    assert "forgets that 4 of the 10 samples" in caplog.text
+
+
+def test_one_that_no_state_has_is_dealt_out_anew(
+    place: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place(0, 2)
+    sampler = ElasticSampler(range(4), shuffle=False)
+    place(0, 1)
+    monkeypatch.setattr(sampler_module, "is_initialized", lambda: True)
+    assert list(sampler) == [0, 1, 2, 3]
+    assert "TorchState" in caplog.text
 
 
 def test_before_init() -> None:

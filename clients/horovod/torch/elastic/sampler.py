@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Sized
 from typing import Any
 
 import torch
 
-from horovod.common.basics import rank, size
+from horovod.common.basics import is_initialized, rank, size
 
 __all__ = ["ElasticSampler"]
+
+log = logging.getLogger(__name__)
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -49,13 +52,24 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
         self.processed_num = 0
         self.processed_indices: set[int] = set()
+        self._last_batch = 0  # samples of this rank in the batch that was recorded last
+        self._is_resumed = False  # whether the progress was loaded, and nothing has been dealt out since
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
         """Begins epoch number `epoch`, with nothing of it done. Call it at the end of the epoch before.
 
-        At the beginning of the loop over the epochs it would forget, after a failure, what was done of this one.
+        At the beginning of the loop over the epochs it would forget, after a failure, what was done of this one; a
+        warning says so. Without any call, each epoch has the order of the first one, which a warning says as well.
         """
+        if self._is_resumed and epoch == self.epoch and 0 < self.processed_num < len(self.dataset):
+            log.warning(
+                "ElasticSampler.set_epoch(%d) forgets that %d of the %d samples of this epoch are done, so that they "
+                "are trained on again. Call it at the end of the epoch before.",
+                epoch,
+                self.processed_num,
+                len(self.dataset),
+            )
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -68,6 +82,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             batch_size: samples on this rank, the same on the others.
         """
         self.processed_num += batch_size * self.num_replicas
+        self._last_batch = batch_size
 
     def state_dict(self) -> dict[str, Any]:
         """The progress: {"epoch": ..., "processed_num": ...}."""
@@ -78,6 +93,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
+        self._is_resumed = True
 
     def reset(self) -> None:
         """Deals out what is left of the epoch to the ranks of the current world. ValueError before hvd.init()."""
@@ -89,11 +105,30 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.remaining_indices = indices[self.processed_num :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+        self._end = self.processed_num + self.total_size
+        self._is_dealt_out = self._is_resumed = False
 
     def __iter__(self) -> Iterator[int]:
+        if is_initialized() and (rank(), size()) != (self.rank, self.num_replicas):
+            log.warning("An ElasticSampler was dealt out to another world. Give it to hvd.elastic.TorchState.")
+            self.reset()
+        elif self._is_dealt_out and self._is_over():
+            log.warning(
+                "Epoch %d of an ElasticSampler is over and begins anew, in the same order. Call set_epoch() at the end "
+                "of each epoch.",
+                self.epoch,
+            )
+            self.processed_num = 0
+            self.reset()
+        self._is_dealt_out, self._is_resumed = True, False
         remaining = self.remaining_indices
         # Modulo, because there may be fewer left than ranks.
         return iter([remaining[i % len(remaining)] for i in range(self.rank, self.total_size, self.num_replicas)])
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left but less than a batch, which a DataLoader with drop_last leaves."""
+        next_end = self.processed_num + self._last_batch * self.num_replicas
+        return self.processed_num > 0 and (self.processed_num >= len(self.dataset) or next_end > self._end)
 
     def __len__(self) -> int:
         return self.num_samples
