@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -335,3 +337,38 @@ def test_nothing_is_left_behind(alone: pytest.MonkeyPatch, tmp_path: Path) -> No
     for number in range(50):
         cycle(number % 2 == 0)
     assert not leaks(before)
+
+
+def _be_killed_after_a_step(path: str) -> list[str]:
+    """Rank 0 is lost when its first world's file has the step. Returns what the next world has written."""
+    import torch
+
+    import horovod.torch as hvd
+
+    state = hvd.elastic.TorchState(batch=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        hvd.allreduce(torch.ones(1), name=f"of.{hvd.size()}")
+        if hvd.size() == 2:
+            if hvd.rank() == 0:
+                while "of.2" not in Path(path).read_text():
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGKILL)
+            hvd.barrier()
+
+    train(state)
+    hvd.shutdown()
+    return sorted(os.listdir(Path(path).parent))
+
+
+def test_each_world_of_an_elastic_job_has_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    environment = {"HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": "2", "HOROVOD_TIMELINE": str(path)}
+    with World(2, "shm", environment) as world:
+        outcomes = world.outcomes(_be_killed_after_a_step, str(path))
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+    assert outcomes[1].value == ["trace.epoch-2.json", "trace.json"]
+    assert "allreduce.of.2" in path.read_text()
+    json.loads(path.read_text())
+    assert "allreduce.of.1" in traces.read(tmp_path / "trace.epoch-2.json").spans

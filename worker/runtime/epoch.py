@@ -77,7 +77,7 @@ def begin(
         if last is not None:
             last.links.close()
     try:
-        context.timeline.start_as_set()
+        context.timeline.start_as_set(context.world.epoch if last is not None and last.returns else None)
     except StartError:
         end(context, "its timeline can't be written", failed=True)
         raise
@@ -146,6 +146,7 @@ def end(
     if context.negotiator is not None:
         context.negotiator.close()
     if session is not None and last is not None:
+        last.returns = returns
         last.leave(session, reason, returns=returns, failed=failed)
     elif session is not None:
         session.close(reason, returns=returns, failed=failed)

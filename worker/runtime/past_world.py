@@ -39,6 +39,7 @@ class LastWorld:
     links: KeptLinks = field(default_factory=KeptLinks)  # none but between two worlds
     # Between two worlds: its stream is open, so that the coordinator sees when this process ends.
     session: Session | None = None
+    returns: bool = False  # this process has left it to join the next one at once
 
     def leave(self, session: Session, reason: str, *, returns: bool, failed: bool = False) -> None:
         """Says goodbye; one that returns keeps the stream for `let_go`."""

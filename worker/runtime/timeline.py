@@ -23,6 +23,12 @@ log = logging.getLogger(__name__)
 DYNAMIC: Final = "DYNAMIC"  # HOROVOD_TIMELINE: no file until the program asks for one
 
 
+def of_epoch(path: str, epoch: int) -> str:
+    """`trace.epoch-2.json` for `trace.json`."""
+    stem, suffix = os.path.splitext(path)
+    return f"{stem}.epoch-{epoch}{suffix}"
+
+
 class Timeline:
     """At most one file at a time. Thread-safe, as the engine is."""
 
@@ -31,14 +37,23 @@ class Timeline:
         self._engine = engine
         self._writes = rank == 0
 
-    def start_as_set(self) -> None:
-        """What HOROVOD_TIMELINE asks for; StartError when the file can't be written."""
+    def start_as_set(self, later_epoch: int | None = None) -> None:
+        """What HOROVOD_TIMELINE asks for; StartError when the file can't be written.
+
+        later_epoch: of a world to which this process has come from another one of its job. Such a world has a file of
+        its own (`of_epoch`), or that of the world before would be lost. Where it can't be written, a warning says so.
+        """
         path = self._settings.timeline
         if path is None or path == DYNAMIC:
             return
+        if later_epoch is not None:
+            path = of_epoch(path, later_epoch)
         try:
             self.start(path, self._settings.timeline_mark_cycles)
         except ValueError as error:
+            if later_epoch is not None:
+                log.warning("This world has no timeline. %s", error)
+                return
             code = code_of(error) or EngineCode.TIMELINE
             raise StartError(coded(code, f"HOROVOD_TIMELINE={path} is not possible on rank 0: {error}")) from error
 
