@@ -214,9 +214,10 @@ def test_a_data_set_appears_as_a_whole(place: Place, monkeypatch: pytest.MonkeyP
         publishing.publish(store.fs, folder, staging, {**sizes, "part-2.parquet": 1})
     assert count_rows(store, path).rows == 7
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(publishing, "_check", interrupted)
-        publishing.publish(store.fs, folder, staging, sizes)
+        with pytest.raises(KeyboardInterrupt):
+            publishing.publish(store.fs, folder, staging, sizes)
     assert store.is_parquet_dataset(path)
     with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, publishing.UNFINISHED)):
         count_rows(store, path)
@@ -230,14 +231,14 @@ def test_a_data_set_appears_as_a_whole(place: Place, monkeypatch: pytest.MonkeyP
     publishing.discard(store.fs, f"{folder}/{staging}")
     assert below(store) == [f"intermediate_train_data/{name}" for name in wanted]
     store.write(f"{path}/{staging}/part-0.parquet", wanted["part-0.parquet"])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"other\.parquet"):
-        remove = publishing._remove
 
-        def and_another_writes(filesystem: Any, folder: str, names: list[str]) -> None:
-            remove(filesystem, folder, names)
-            store.write(f"{path}/other.parquet", b"")
+    def and_another_writes(*arguments: Any) -> None:
+        remove(*arguments)
+        store.write(f"{path}/other.parquet", b"")
 
-        patch.setattr(publishing, "_remove", and_another_writes)
+    remove = publishing._remove
+    monkeypatch.setattr(publishing, "_remove", and_another_writes)
+    with pytest.raises(OSError, match=r"other\.parquet"):
         publishing.publish(store.fs, folder, staging, {"part-0.parquet": sizes["part-0.parquet"]})
 
 

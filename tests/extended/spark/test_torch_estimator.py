@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,6 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import object_stores
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from error_codes import ends_with
 from worlds import Keeper
@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 import torch
 import torch.nn.functional as F
 from estimator_site import WorldBackend, spark  # noqa: F401 - a fixture
+from pyspark import TaskContext
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.linalg import DenseVector, Vectors
@@ -30,6 +31,7 @@ from pyspark.sql.types import DoubleType, FloatType
 
 from horovod.spark.common import util
 from horovod.spark.common.backend import LocalBackend
+from horovod.spark.common.data_files import write
 from horovod.spark.common.store import FilesystemStore, Store
 from horovod.spark.torch import TorchEstimator, TorchModel
 
@@ -158,19 +160,75 @@ def s3() -> Iterator[object_stores.Service]:
         yield service
 
 
-def test_a_run_in_an_object_store_goes_on(s3: object_stores.Service, estimator: Callable[..., TorchEstimator]) -> None:
-    """Data and runs are on S3: the ranks read and write there."""
+class Unlucky(FilesystemStore):
+    """On it, first attempts of tasks fail, or are killed, when they have written a file."""
+
+    def write(self, path: str, content: bytes) -> None:
+        super().write(path, content)
+        task = TaskContext.get()
+        if task is not None and task.attemptNumber() == 0:
+            if task.partitionId() == 0:
+                raise OSError("the connection is gone")
+            if task.partitionId() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_data_are_the_same_where_spark_has_no_file_system(
+    s3: object_stores.Service,
+    spark: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """On a disk Spark writes by itself, on S3 its tasks do."""
+    cloudpickle.register_pickle_by_value(__import__(__name__))
+    columns = ["byte", "smallint", "int", "bigint", "float", "double", "string", "decimal(7, 3)", "decimal(30, 2)"]
+    frame = spark.range(0, 100, 1, 3).selectExpr(
+        *(f"cast(id AS {kind}) AS `{kind}`" for kind in columns),
+        "id % 2 = 0 AS boolean",
+        "cast(cast(id AS string) AS binary) AS binary",
+        "date_add(date'1960-01-01', cast(id * 500 AS int)) AS date",
+        "timestamp_micros(id * 1000000000001) AS time",
+        "IF(id % 3 = 0, NULL, id) AS nulls",
+        "array(id, NULL) AS list",
+        "array(array(1.5f, cast(id AS float)), array(2f)) AS lists",
+        "array(timestamp'2020-01-01 12:00:00') AS times",
+    )
+    there = Unlucky(s3.url("frames").replace("s3:", "s3a:"), storage_options=s3.options())
+    tables = []
+    for store in (Store.create(str(tmp_path)), there):
+        path = store.get_train_data_path()
+        store.write(f"{path}/part-00000-of-an-earlier-fit.parquet", b"")
+        assert write(frame, path, store).rows == 100
+        tables.append(store.get_parquet_dataset(path).read())
+    assert tables[1].schema.equals(tables[0].schema)
+    assert tables[1].equals(tables[0])
+    folder = there.get_localized_path(there.prefix_path)
+    there.fs.invalidate_cache()
+    found = [name.removeprefix(folder) for name in there.fs.find(folder)]
+    assert [re.sub("-[0-9a-f]{32}-", "-", name) for name in sorted(found)] == [
+        f"/intermediate_train_data/part-{partition:05d}-00000.snappy.parquet" for partition in range(3)
+    ]
+    assert write(spark.range(0), path, there).rows == 0
+    assert not there.is_parquet_dataset(path)
+
+    nowhere = Store.create("memory://frames")  # which each process has for itself
+    with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "memory://frames", "all hosts")):
+        write(spark.range(0, 1, 1, 1), nowhere.get_train_data_path(), nowhere)
+
+
+def test_a_run_in_an_object_store_goes_on(
+    s3: object_stores.Service, df: Any, estimator: Callable[..., TorchEstimator]
+) -> None:
+    """Data and runs are on S3, for which Spark has no file system: its tasks and the ranks read and write there."""
     store = FilesystemStore(s3.url("experiments"), storage_options=s3.options())
-    for path, rows in ((store.get_train_data_path(), ROWS), (store.get_val_data_path(), 10)):
-        features = np.random.default_rng(rows).normal(size=(rows, 3))
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.table({"features": list(features), "label": features @ WEIGHTS}), sink, row_group_size=4)
-        store.write(f"{path}/part-0.parquet", sink.getvalue().to_pybytes())
 
-    def fit(run_id: str, epochs: int, store: Store = store) -> TorchModel:
-        return estimator(run_id=run_id, epochs=epochs, store=store).fit_on_parquet()  # type: ignore[no-any-return]
+    def made(run_id: str, epochs: int, store: Store = store) -> TorchEstimator:
+        return estimator(run_id=run_id, epochs=epochs, store=store, validation="isVal")
 
-    undisturbed, first = fit("undisturbed", 2), fit("first", 1)
+    def fit(*arguments: Any) -> TorchModel:
+        return made(*arguments).fit_on_parquet(dataset_idx=0)  # type: ignore[no-any-return]
+
+    undisturbed = made("undisturbed", 2).fit(df)
+    first = fit("first", 1)
     assert first.getHistory() == undisturbed.getHistory()[:1]
     resumed = fit("first", 2)
     assert resumed.getHistory() == undisturbed.getHistory()
