@@ -20,6 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from horovod.base.errors import DataCode, TrainingCode
 from horovod.data import ParquetReader
+from horovod.spark.common import partition_files
 from horovod.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
 from horovod.spark.common.store.writing import write_file
 
@@ -310,3 +311,37 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
         Store.create("dropbox://a").exists("dropbox://a")
     with pytest.raises(ValueError, match=ends_with(DataCode.WRONG_STORE_PATH, "nosuch")):
         Store.create("nosuch://a").exists("nosuch://a")
+
+
+@pytest.mark.parametrize(
+    ("timestamps", "kind"),
+    [
+        ("INT96", pa.timestamp("ns")),
+        ("TIMESTAMP_MICROS", pa.timestamp("us", "UTC")),
+        ("TIMESTAMP_MILLIS", pa.timestamp("ms", "UTC")),
+    ],
+)
+def test_tasks_hold_one_file_and_one_row_group(
+    monkeypatch: pytest.MonkeyPatch, timestamps: str, kind: pa.DataType
+) -> None:
+    monkeypatch.setattr(partition_files, "ROW_GROUP_BYTES", 800)
+    monkeypatch.setattr(partition_files, "FILE_BYTES", 2000)
+    times = pa.array(range(50), pa.timestamp("us", "Asia/Tokyo"))
+    batches = [
+        pa.RecordBatch.from_arrays([pa.array(range(start, start + 50)), times], names=["x", "time"])
+        for start in range(0, 500, 50)
+    ]
+    batches.append(
+        pa.RecordBatch.from_arrays(
+            [pa.array(range(500, 720)), pa.concat_arrays([times] * 4 + [times[:20]])], names=["x", "time"]
+        )
+    )
+    files = list(partition_files.encoded(iter(batches), timestamps))
+    read = [pq.ParquetFile(pa.BufferReader(content)) for content, _ in files]
+    assert len(files) > 2
+    assert [file.metadata.num_rows for file in read] == [rows for _, rows in files]
+    assert all(file.metadata.row_group(0).num_rows <= 60 for file in read)
+    table = pa.concat_tables(file.read() for file in read)
+    assert table.column("x").to_pylist() == list(range(720))
+    assert table.schema.field("time").type == kind
+    assert list(partition_files.encoded(iter([]), timestamps)) == []

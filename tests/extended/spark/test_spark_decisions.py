@@ -12,13 +12,14 @@ from error_codes import ends_with
 from py4j.protocol import Py4JError
 from pyspark import SparkConf
 
-from horovod.base.errors import LaunchCode, WorldCode
+from horovod.base.errors import DataCode, LaunchCode, WorldCode
 from horovod.base.settings import Settings
 from horovod.launch.host_names import HostNames
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
 from horovod.spark.cluster import SparkCluster, why_unusable
+from horovod.spark.common.data_files import is_without_file_system, task_failed
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
 from horovod.spark.failures import (
     Failure,
@@ -164,6 +165,42 @@ def test_the_sentence_of_a_lost_task() -> None:
 def test_what_spark_says(text: str, code: LaunchCode, fact: str) -> None:
     with pytest.raises(RuntimeError, match=ends_with(code, fact)):
         raise RuntimeError(of_spark(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_without"),
+    [
+        ('(org.apache.hadoop.fs.UnsupportedFileSystemException) No FileSystem for scheme "s3"', True),
+        (
+            "o40.parquet.\n: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+            True,
+        ),
+        (
+            "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.azure.NativeAzureFileSystem$Secure not found",
+            True,
+        ),
+        ("org.apache.hadoop.fs.s3a.auth.NoAuthWithAWSException: No AWS Credentials provided", False),
+        ("java.lang.ClassNotFoundException: Class com.example.Committer not found", False),
+    ],
+)
+def test_whether_spark_can_write_to_a_store(text: str, is_without: bool) -> None:
+    assert is_without_file_system(text) == is_without
+
+
+def test_why_tasks_could_not_write() -> None:
+    spark = (
+        "Job aborted: org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown: Trace"
+    )
+    for raised, facts in (
+        ("ImportError: s3a://b/x: Install s3fs to access S3 [missing-data-package]", ["s3fs", "all executors"]),
+        ("ModuleNotFoundError: No module named 'horovod'", ["'horovod'", "all executors"]),
+        ("PermissionError: s3a://b/x can't be used: Forbidden. [data-store-failed]", ["Forbidden", "fsspec"]),
+    ):
+        error = task_failed("s3a://b/data", f'{spark}\n  File "x.py", line 1\n{raised}\n SQLSTATE: 38000')
+        assert error is not None
+        with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "s3a://b/data", *facts)):
+            raise error
+    assert task_failed("s3a://b/data", f"{spark}\nZeroDivisionError: division by zero") is None
 
 
 def test_a_context_that_can_not_be_used() -> None:

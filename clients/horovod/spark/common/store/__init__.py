@@ -9,6 +9,7 @@ dbfs.py         DBFSLocalStore, Databricks
 remote.py       what the processes of a training get of a store
 failures.py     what a store raises that can't be used
 writing.py      files that are there as a whole, or not at all
+publishing.py   data sets of several files that appear all together
 """
 
 from horovod.spark.common.store.base import Store
