@@ -101,7 +101,7 @@ def test_a_killed_actor(trio: RayExecutor) -> None:
     pids = trio.run(os.getpid)
     refs = trio.run_remote(ray_ranks.until_told, args=[ray_ranks.kill])
     for told in ray.get([refs[0], refs[2]]):
-        assert re.search(ends_with(OperationCode.PEER_LOST, "ank 1 (pid "), told)
+        assert re.search(ends_with(OperationCode.PEER_LOST, "rank 1 (pid "), told)
     with pytest.raises(RayActorError):
         trio.run(ray_ranks.place)
     trio.shutdown()

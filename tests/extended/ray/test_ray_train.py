@@ -188,7 +188,7 @@ def test_workers_that_are_replaced_alone(cluster: Cluster, tmp_path: Path) -> No
     assert [name.partition("-")[0] for name in done] == ["0", "1"]
     assert set(done) < set(started)
     assert "its function raised ZeroDivisionError: out of coffee" in (tmp_path / "0-2.told").read_text()
-    assert re.search(ends_with(OperationCode.PEER_LOST, "ank 1 (pid "), (tmp_path / "0-4.told").read_text())
+    assert re.search(ends_with(OperationCode.PEER_LOST, "rank 1 (pid "), (tmp_path / "0-4.told").read_text())
 
 
 def test_what_can_not_be_replaced_alone(cluster: Cluster, tmp_path: Path) -> None:
