@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import ray_ranks
+from ray_starts import started
 
 if TYPE_CHECKING:
     from horovod.ray import RayExecutor
@@ -50,7 +51,8 @@ def one_node() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_ranks.INHERITED.items():
             patch.setenv(name, value)
-        context = ray.init("local", num_cpus=6, num_gpus=4, include_dashboard=False, log_to_driver=False)
+        size = {"num_cpus": 6, "num_gpus": 4}
+        context = started(lambda: ray.init("local", **size, include_dashboard=False, log_to_driver=False))
     yield context
     ray.shutdown()
 

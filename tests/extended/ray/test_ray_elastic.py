@@ -17,6 +17,7 @@ import ray_ranks
 from error_codes import ends_with
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray_starts import started
 from resources import eventually
 
 from horovod.base.errors import LaunchCode
@@ -38,7 +39,8 @@ def hosts() -> Iterator[None]:
     invented = {f"node:host-{number}": 1.0 for number in (1, 2, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.1)
-        ray.init("local", num_cpus=6, num_gpus=4, include_dashboard=False, log_to_driver=False, resources=invented)
+        size = {"num_cpus": 6, "num_gpus": 4, "resources": invented}
+        started(lambda: ray.init("local", **size, include_dashboard=False, log_to_driver=False))
         yield
     ray.shutdown()
 

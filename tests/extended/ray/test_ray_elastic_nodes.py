@@ -10,6 +10,7 @@ import pytest
 import ray
 import ray_ranks
 from ray.cluster_utils import Cluster
+from ray_starts import started
 
 from horovod.ray import RayExecutor
 from horovod.runner.elastic import driver
@@ -24,7 +25,7 @@ def cluster() -> Iterator[Cluster]:
         "include_dashboard": False,
         "_system_config": {"health_check_failure_threshold": 1000},  # Ray learns late of a node that is dead
     }
-    running = Cluster(initialize_head=True, head_node_args=head)
+    running = started(lambda: Cluster(initialize_head=True, head_node_args=head))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", 0.1)
         try:

@@ -161,7 +161,7 @@ from horovod.ray import RayExecutor
 
 ray.init(sys.argv[1], log_to_driver=False)
 ray.cloudpickle.register_pickle_by_value(ray_ranks)
-executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=200), num_workers=2)
 executor.start()
 executor.run(ray_ranks.until_told, callbacks=[lambda info: print(info["pid"], flush=True)])
 """

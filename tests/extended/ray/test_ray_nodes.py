@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import ray_ranks
 from error_codes import ends_with
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayActorError
+from ray_starts import started
 
 from benchmarks.ports import free_ports
 from horovod.base.errors import LaunchCode, OperationCode
@@ -25,33 +27,42 @@ from horovod.ray import RayExecutor
 Make = Callable[..., RayExecutor]
 
 
-@pytest.fixture(scope="module")
-def client_port() -> int:
-    return free_ports(1)[0]
+def three_nodes() -> tuple[Cluster, int]:
+    """With the port for drivers outside of the cluster."""
+    port = free_ports(1)[0]
+    options = {"include_dashboard": False, "no_monitor": True, "ray_client_server_port": port}
+    with ExitStack() as stack:
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 4, **options})
+        stack.callback(made.shutdown)
+        for _ in range(2):
+            made.add_node(num_cpus=2, num_gpus=4)
+        stack.pop_all()
+        return made, port
 
 
 @pytest.fixture(scope="module")
-def cluster(client_port: int) -> Iterator[Cluster]:
-    head = {
-        "num_cpus": 2,
-        "num_gpus": 4,
-        "include_dashboard": False,
-        "no_monitor": True,
-        "ray_client_server_port": client_port,
-    }
+def started_cluster() -> Iterator[tuple[Cluster, int]]:
     with pytest.MonkeyPatch.context() as patch:
         # Ray Client's proxy forks to start a server for each driver. gRPC would start its threads again in the child,
         # before the child becomes another program, and sometimes crashes there.
         patch.setenv("GRPC_ENABLE_FORK_SUPPORT", "0")
-        running = Cluster(initialize_head=True, head_node_args=head)
+        running, port = started(three_nodes)
     try:
-        for _ in range(2):
-            running.add_node(num_cpus=2, num_gpus=4)
         ray.init(running.address, log_to_driver=False)
-        yield running
+        yield running, port
     finally:
         ray.shutdown()
         running.shutdown()
+
+
+@pytest.fixture(scope="module")
+def cluster(started_cluster: tuple[Cluster, int]) -> Cluster:
+    return started_cluster[0]
+
+
+@pytest.fixture(scope="module")
+def client_port(started_cluster: tuple[Cluster, int]) -> int:
+    return started_cluster[1]
 
 
 def test_hosts_with_two_ranks_each(cluster: Cluster, executor: Make, caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +104,7 @@ from horovod.ray import RayExecutor
 
 ray.init(sys.argv[1])
 ray.cloudpickle.register_pickle_by_value(ray_ranks)
-executor = RayExecutor(RayExecutor.create_settings(), num_workers=2)
+executor = RayExecutor(RayExecutor.create_settings(timeout_s=200), num_workers=2)
 executor.start(ray_ranks.Stateful, executable_args=[1])
 heard = []
 assert [one["rank"] for one in executor.run(ray_ranks.place)] == [0, 1]
@@ -114,7 +125,7 @@ except KeyError:
 else:
     raise AssertionError
 executor.shutdown()
-elastic = RayExecutor(RayExecutor.create_settings(), min_workers=3, max_workers=3, cpus_per_worker=2)
+elastic = RayExecutor(RayExecutor.create_settings(timeout_s=200), min_workers=3, max_workers=3, cpus_per_worker=2)
 elastic.start()
 heard = []
 found = elastic.run(ray_ranks.place_and_log, callbacks=[heard.append])

@@ -16,6 +16,7 @@ import ray
 import ray_ranks
 from error_codes import ends_with
 from ray.cluster_utils import Cluster
+from ray_starts import started
 
 from horovod.base.errors import LaunchCode, OperationCode
 
@@ -36,7 +37,7 @@ def cluster() -> Iterator[Cluster]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         for name, value in ray_ranks.INHERITED.items():
             patch.setenv(name, value)
-        running = Cluster(initialize_head=True, head_node_args=node)
+        running = started(lambda: Cluster(initialize_head=True, head_node_args=node))
     try:
         ray.init(running.address, log_to_driver=False)
         yield running
