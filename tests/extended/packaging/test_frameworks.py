@@ -49,7 +49,7 @@ def test_every_protobuf_and_grpcio(packages: list[str], implementation: str, whe
     program = tmp_path / "world.py"
     program.write_text(WORLD)
     with environment(tmp_path / "venv", wheel, *packages) as programs:
-        launcher = [programs / "horovodrun", "-np", "2", programs / "python", program]
+        launcher = [programs / "horovodrun", "--start-timeout", "300", "-np", "2", programs / "python", program]
         said = run(*launcher, cwd=str(tmp_path), **chosen).splitlines()
     version = packages[0].strip("protbuf=>").partition(",")[0]
     assert sorted(line[: len("[0]<stdout>:0 2")] for line in said) == ["[0]<stdout>:0 2", "[1]<stdout>:1 2"], said

@@ -119,5 +119,7 @@ def test_its_commands_run_without_a_framework(bare: Path, tmp_path: Path) -> Non
     for name in ("TensorFlow", "PyTorch"):
         assert f"[ ] {name}" in said
     program = "import horovod.common.basics as hvd; hvd.init(); print(hvd.rank(), hvd.size())"
-    said = run(bare / "horovodrun", "-np", "2", bare / "python", "-c", program, cwd=str(tmp_path))
+    said = run(
+        bare / "horovodrun", "--start-timeout", "200", "-np", "2", bare / "python", "-c", program, cwd=str(tmp_path)
+    )
     assert sorted(said.splitlines()) == ["[0]<stdout>:0 2", "[1]<stdout>:1 2"]

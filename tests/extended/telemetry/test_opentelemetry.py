@@ -158,7 +158,7 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[GrpcReceiver | HttpRece
 def run(environ: Mapping[str, str], np: str = "2", *options: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "TRACEPARENT"))}
     launcher = os.path.join(os.path.dirname(sys.executable), "horovodrun")
-    command = [launcher, "-np", np, *options, sys.executable, "-c", SCRIPT]
+    command = [launcher, "--start-timeout", "90", "-np", np, *options, sys.executable, "-c", SCRIPT]
     return subprocess.run(command, env={**own, **environ}, capture_output=True, text=True, timeout=100)
 
 
@@ -223,7 +223,9 @@ def test_a_rank_that_is_always_late_is_seen(tmp_path: Path) -> None:
     own |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.address, "OTEL_EXPORTER_OTLP_PROTOCOL": receiver.protocol}
     own |= {"OTEL_METRIC_EXPORT_INTERVAL": "100", "HOROVOD_REPORT_SECONDS": "0.05"}
     try:
-        with subprocess.Popen([launcher, "-np", "2", sys.executable, str(script)], env=own) as job:
+        with subprocess.Popen(
+            [launcher, "--start-timeout", "90", "-np", "2", sys.executable, str(script)], env=own
+        ) as job:
             try:
                 assert eventually(is_seen, 60), found
             finally:
