@@ -28,6 +28,7 @@ def train(address: str, **variables: str) -> list[str]:
     """What each of the two has printed."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     environ |= {"HOROVOD_COORDINATOR": address, "HOROVOD_SIZE": "2", "HOROVOD_TRANSPORT": "tcp", "OMP_NUM_THREADS": "1"}
+    environ |= {"HOROVOD_START_TIMEOUT": "120"}  # both import PyTorch, one later than the other on a busy machine
     processes = [
         subprocess.Popen(
             DIGITS,

@@ -68,7 +68,7 @@ def test_trains_with_its_horovod_backend(tmp_path: Path, spawned: bool) -> None:
     script.write_text(SCRIPT)
     command: list[Any] = [sys.executable, script, tmp_path]
     command = [*command, "spawn"] if spawned else [sys.executable, "-m", "horovod.launch", "-np", "2", *command]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HOROVOD_START_TIMEOUT": "200"}  # on a busy machine
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
