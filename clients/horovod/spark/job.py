@@ -59,6 +59,7 @@ _ENDING_S = 20.0  # for processes that are told to end: more than a task takes t
 _SPARK_ENDS_S = 30.0  # for the Spark job, once all of its tasks have ended
 _CANCEL_AGAIN_S, _CANCELLATIONS = 1.0, 10
 _LAST_TASKS_S = 1.0  # for the tasks of an elastic job that have just begun when its work is done
+LAST_OUTPUT_S = 10.0  # for the writer, once all processes have ended
 _INTERRUPTED = "The driver was interrupted (Ctrl-C)."
 
 
@@ -111,8 +112,11 @@ def run_request(request: Request, cluster: Cluster) -> list[Any]:
             streams.serve(thread)
         except KeyboardInterrupt:
             job.interrupt()
-    for error in refused[:1]:
-        sentence = f"horovod.spark: what ranks print could not be written ({error.strerror})."
+    if refused:
+        sentence = f"horovod.spark: what ranks print could not be written ({refused[0].strerror})."
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+    elif job.has_lost_output:
+        sentence = f"horovod.spark: some of what ranks print was not yet written {LAST_OUTPUT_S:g} s after their end."
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return job.result()
 
@@ -146,6 +150,7 @@ class Job:
         self._spark_said = ""  # why the Spark job failed
         self._spark_ended = False
         self._interrupted = False
+        self.has_lost_output = False  # known when `drive` has returned
         self._results: list[Any] = []
         self._error: BaseException | None = None
 
@@ -181,7 +186,7 @@ class Job:
         except BaseException as error:
             self._error = error
         finally:
-            self._console.close(timeout_s=10)
+            self.has_lost_output = not self._console.close(LAST_OUTPUT_S)
 
     def _driven(self, coordinator: OwnCoordinator) -> list[Any]:
         assert coordinator.token is not None

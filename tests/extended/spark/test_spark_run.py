@@ -20,7 +20,7 @@ from resources import eventually
 
 import horovod.spark
 from horovod.base.errors import LaunchCode, SettingCode
-from horovod.spark import conf
+from horovod.spark import conf, job
 
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
 pytestmark = pytest.mark.timeout(600)
@@ -145,7 +145,8 @@ def test_ctrl_c() -> None:
         run(spark_ranks.wait_for, "", stdout=Writer())
     pids = [int(pid) for pid in re.findall(r"pids (\d+) ", "".join(lines))]
     assert len(pids) == 2
-    assert not any(psutil.pid_exists(pid) for pid in pids)
+    # PySpark's own handler of SIGINT has cancelled the job too: where that ends a task first, its guardian follows.
+    assert eventually(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_a_python_that_workers_do_not_have(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +181,23 @@ def test_an_executable(tmp_path: Path) -> None:
     assert found[0]["variables"] == {"BY": "executable"}
     assert re.search(r"^\S.*\[0\]<stderr>:err 0$", err.getvalue(), re.MULTILINE)
     assert "horovod.spark: " in err.getvalue()
+
+
+def test_a_writer_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It returns when nobody waits for it any more."""
+    monkeypatch.setattr(job, "LAST_OUTPUT_S", 0.1)
+
+    class Slow:
+        def write(self, text: str) -> None:
+            for thread in threading.enumerate():
+                if thread.name == "horovod-spark":
+                    thread.join()
+
+    def prints() -> None:
+        print("x" * 100)
+
+    with pytest.warns(RuntimeWarning, match="was not yet written 0.1 s after"):
+        run(prints, num_proc=1, stdout=Slow())
 
 
 class _Refusing:
