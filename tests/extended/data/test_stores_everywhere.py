@@ -210,7 +210,7 @@ def test_a_data_set_appears_as_a_whole(place: Place, monkeypatch: pytest.MonkeyP
     ):
         store.write(f"{path}/{name}", content)
     staging = staged()
-    with pytest.raises(OSError, match="part-2"):
+    with pytest.raises(OSError, match="part-2"):  # of a file system that hosts do not share
         publishing.publish(store.fs, folder, staging, {**sizes, "part-2.parquet": 1})
     assert count_rows(store, path).rows == 7
 

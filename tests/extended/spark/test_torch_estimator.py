@@ -210,10 +210,6 @@ def test_data_are_the_same_where_spark_has_no_file_system(
     assert write(spark.range(0), path, there).rows == 0
     assert not there.is_parquet_dataset(path)
 
-    nowhere = Store.create("memory://frames")  # which each process has for itself
-    with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "memory://frames", "all hosts")):
-        write(spark.range(0, 1, 1, 1), nowhere.get_train_data_path(), nowhere)
-
 
 def test_a_run_in_an_object_store_goes_on(
     s3: object_stores.Service, df: Any, estimator: Callable[..., TorchEstimator]

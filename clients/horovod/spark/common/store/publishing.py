@@ -43,8 +43,7 @@ def publish(filesystem: Any, folder: str, staging: str, files: Mapping[str, int]
     present = _sizes(filesystem, folder)
     for name, size in files.items():
         if present.get(f"{staging}/{name}") != size:
-            said = f"{staging}/{name} was written to it, and this process does not find it: do all hosts reach the same"
-            raise OSError(f"{said} storage?")
+            raise OSError(f"{staging}/{name} was written and is not to be found here: not all hosts reach one storage")
     write_file(filesystem, f"{folder}/{UNFINISHED}", _SAYS)
     earlier = [name for name in present if name != UNFINISHED and not name.startswith(f"{staging}/")]
     _remove(filesystem, folder, earlier)
