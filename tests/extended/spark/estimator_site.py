@@ -14,7 +14,7 @@ from worlds import Keeper
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    """Two slots on this machine. Tasks run again when they fail, as on a cluster."""
+    """Two slots on this machine. A task that fails runs once more."""
     from pyspark.sql import SparkSession
 
     with pytest.MonkeyPatch.context() as patch:
@@ -22,7 +22,7 @@ def spark() -> Iterator[Any]:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
             patch.delenv(name)
-        builder = SparkSession.builder.master("local[2,4]").appName("estimators")
+        builder = SparkSession.builder.master("local[2,2]").appName("estimators")
         settings = {
             "spark.ui.enabled": "false",
             "spark.sql.shuffle.partitions": "2",
