@@ -20,6 +20,10 @@ class TrainingCode(ErrorCode):
         "invalid-parameter-names",
         "Names of parameters are not unique, not for all, or no names. Pass model.named_parameters().",
     )
+    UNKNOWN_PARAMETER = (
+        "unknown-parameter",
+        "A parameter was added or exchanged past the distributed optimizer. Use its add_param_group(), or wrap it later.",
+    )
     INVALID_GROUPS = ("invalid-groups", "`groups` must be a number or lists of parameters, each in one list at most.")
     INVALID_COMPRESSOR = (
         "invalid-compressor",

@@ -290,6 +290,20 @@ def _added_group_and_default_names() -> None:
     torch.testing.assert_close(first.weight.grad, expected_gradient())
     torch.testing.assert_close(second.weight.grad, expected_gradient())
 
+    def exchanged(group: dict[str, Any]) -> None:
+        group["params"][0] = torch.nn.Parameter(torch.ones(3))
+
+    def added(group: dict[str, Any]) -> None:
+        group["params"].append(torch.nn.Parameter(torch.ones(3)))
+
+    for op in (hvd.Average, hvd.Adasum):
+        for change in (exchanged, added):
+            plain = torch.optim.SGD(linear(1).parameters(), lr=0.1)
+            optimizer = hvd.DistributedOptimizer(plain, op=op)
+            change(plain.param_groups[0])
+            with pytest.raises(ValueError, match=ends_with(TrainingCode.UNKNOWN_PARAMETER, "group 0", "[3]")):
+                optimizer.step()
+
 
 def test_added_group_and_default_names(pair: World) -> None:
     pair.run(_added_group_and_default_names)

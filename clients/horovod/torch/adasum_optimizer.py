@@ -73,9 +73,12 @@ class AdasumOptimizer(WrappedOptimizer):
         """Takes this rank's own step, then combines the changes of all ranks; every rank must call it equally often.
 
         With HOROVOD_ADASUM_OVERLAP it ends what the backward pass has begun. AssertionError: the script has changed
-        gradients, parameters or options in between, or a GradScaler calls.
+        gradients, parameters or options in between, or a GradScaler calls. ValueError: `param_groups` has a parameter
+        that came past `add_param_group`.
         """
         tell_schedulers(self._hvd_original)
+        known = {id(parameter) for _, parameter in self._hvd_named}
+        self._hvd_check(lambda parameter: id(parameter) in known)
         if self._hvd_steps is not None:
             scaled = is_called_by_grad_scaler()
             with torch.enable_grad():

@@ -106,9 +106,12 @@ class _DistributedOptimizer(WrappedOptimizer):
         """Synchronizes the gradients (outside skip_synchronize) and takes the optimizer's step.
 
         With a closure, the gradients are synchronized each time after it has computed them. LBFGS, which decides by the
-        loss that the closure returns, gets the average over the ranks. Raises what `synchronize` does.
+        loss that the closure returns, gets the average over the ranks. Raises what `synchronize` does, and ValueError
+        where `param_groups` has a parameter that came past `add_param_group`.
         """
         tell_schedulers(self._hvd_original)
+        if self._hvd_reducer.enabled:
+            self._hvd_check(self._hvd_reducer.watches)
         if closure is not None:
             closure = self._hvd_closure(closure, synchronizes=not self._hvd_skip)
         elif self._hvd_skip:

@@ -7,7 +7,7 @@ its parameters and the arguments of hvd.DistributedOptimizer, of which another d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class WrappedOptimizer(_Base):
     _hvd_named: Named
     _hvd_arguments: Arguments
     _hvd_wrap: Callable[[torch.optim.Optimizer, Named, Arguments], Any]  # made this one; pickle finds it by its name
+    _hvd_checked: Sequence[int] = ()  # ids of the parameters that it had when they were last looked at
     backward_passes_per_step: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -69,6 +70,29 @@ class WrappedOptimizer(_Base):
                 )
             )
         super().__init__(*args, **kwargs)
+
+    def _hvd_check(self, watches: Callable[[torch.Tensor], bool]) -> None:
+        """ValueError where a parameter was added to `param_groups`, or exchanged there, past this optimizer.
+
+        Each rank would take steps with gradients of its own, and its parameter part from the others'.
+        """
+        now = [number for group in self.param_groups for number in map(id, group["params"])]
+        if now == self._hvd_checked:
+            return
+        for place, group in enumerate(self.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                may_have_gradient = parameter.is_floating_point() or parameter.is_complex()
+                if may_have_gradient and not watches(parameter):
+                    raise ValueError(
+                        coded(
+                            TrainingCode.UNKNOWN_PARAMETER,
+                            f"Parameter {index} of group {place}, of shape {list(parameter.shape)}, was added to the "
+                            "optimizer or exchanged in it after hvd.DistributedOptimizer was made, which does not "
+                            "reduce its gradients. Add parameters with add_param_group() of the distributed "
+                            "optimizer, or make that when the model has its final parameters.",
+                        )
+                    )
+        self._hvd_checked = now
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         _follow(self._hvd_original, self)
