@@ -22,7 +22,7 @@ class TrainingCode(ErrorCode):
     )
     UNKNOWN_PARAMETER = (
         "unknown-parameter",
-        "A parameter was added or exchanged past the distributed optimizer. Use its add_param_group(), or wrap it later.",
+        "A parameter was added or exchanged past the distributed optimizer. Use its add_param_group().",
     )
     INVALID_GROUPS = ("invalid-groups", "`groups` must be a number or lists of parameters, each in one list at most.")
     INVALID_COMPRESSOR = (
