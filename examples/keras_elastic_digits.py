@@ -63,8 +63,15 @@ def main() -> None:
             # elastic 5: the last one; a lost process costs no more than the steps since the commit before
             hvd.elastic.CommitStateCallback(state, batches_per_commit=args.batches_per_commit),
         ]
-        left = args.epochs - state.epoch
-        model.fit(own_x, own_y, batch_size=args.batch_size, epochs=left, callbacks=callbacks, verbose=0)
+        model.fit(
+            own_x,
+            own_y,
+            batch_size=args.batch_size,
+            initial_epoch=state.epoch,  # so that schedules of the learning rate go on, too
+            epochs=args.epochs,
+            callbacks=callbacks,
+            verbose=0,
+        )
 
     train(state)
     if hvd.rank() == 0:

@@ -68,26 +68,6 @@ def test_set_epoch_clears_the_progress(place: Any) -> None:
     assert list(sampler) == [1, 3, 5]
 
 
-def test_progress_goes_over_to_a_world_of_another_size(place: Any) -> None:
-    place(1, 2)
-    sampler = ElasticSampler(range(12))
-    sampler.set_epoch(4)
-    sampler.record_batch(0, 3)
-    progress = sampler.state_dict()
-    assert progress == {"epoch": 4, "processed_num": 6}
-
-    order = list(range(12))
-    random.Random(4).shuffle(order)
-    dealt = []
-    for rank in range(3):
-        place(rank, 3)
-        other = ElasticSampler(range(12))
-        other.load_state_dict(progress)
-        assert other.state_dict() == progress
-        dealt.append(list(other))
-    assert sorted(index for one in dealt for index in one) == sorted(order[6:])
-
-
 @pytest.mark.parametrize("processed", [0, 9, 10, 12])
 def test_fewer_left_than_ranks(place: Any, processed: int) -> None:
     dealt = []

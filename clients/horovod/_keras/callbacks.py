@@ -16,6 +16,7 @@ from horovod.common.basics import rank, size
 from horovod.common.gradients import identity
 from horovod.common.ops.objects import allgather_object
 from horovod.common.process_sets import global_process_set
+from horovod.worker.runtime.context import current
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
@@ -40,7 +41,7 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
     """Gives all ranks the weights and the optimizer's state of `root_rank`, before the first batch.
 
     Where a rank does not have all variables yet (a model that learns its shapes from the first batch), it happens after
-    that batch.
+    that batch. In elastic training it happens in each world: processes that are new in it would wait for the others.
 
     Args:
         root_rank: whose values count.
@@ -55,6 +56,7 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
         self.local_variables: dict[int, Any] = {}
         self.broadcast_done = False
         self._begun = False
+        self._world: int | None = None  # the epoch of the world in which these two count
         for variable in local_variables or ():
             self.register_local_var(variable)
 
@@ -70,6 +72,8 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
         self.local_variables[identity(var)] = var
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._world != (world := current().world.epoch):
+            self._world, self.broadcast_done, self._begun = world, False, False
         if self.broadcast_done or self._begun:
             return
         self._begun = True
@@ -162,6 +166,7 @@ class LearningRateScheduleCallback(_OfAKeras):
         self.staircase = staircase if callable(multiplier) else True  # a number is one for each epoch
         self.momentum_correction = momentum_correction
         self.steps_per_epoch = steps_per_epoch
+        self._asks_for_steps = not steps_per_epoch
         self.current_epoch = 0
         factor = multiplier
         self.multiplier: Callable[[float], float] = (
@@ -170,7 +175,9 @@ class LearningRateScheduleCallback(_OfAKeras):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.current_epoch = 0
-        if not self.staircase and not self.steps_per_epoch:
+        # Anew for each fit: in an elastic world of another size, ranks that were in the last one would keep its steps,
+        # and have other rates than those that are new.
+        if not self.staircase and self._asks_for_steps:
             self.steps_per_epoch = (self.params or {}).get("steps")
             if not self.steps_per_epoch:
                 raise ValueError(

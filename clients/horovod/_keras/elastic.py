@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import global_process_set
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
+
+log = logging.getLogger(__name__)
 
 
 class VariablesState(ObjectState):
@@ -104,12 +107,39 @@ class KerasState(VariablesState):
         backend_of(self._hvd_keras).broadcast_variables(self._variables(), root_rank, global_process_set)
 
 
-class CommitStateCallback(CallbackMixin):
-    """Commits the state every `batches_per_commit` batches, and at the end of an epoch."""
+class _OfBatches(CallbackMixin):
+    """Knows how many batches have ended: with steps_per_execution, Keras calls back once for several of them."""
 
-    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+    def __init__(self, state: Any) -> None:
         super().__init__()
         self.state = state
+        self._last = -1  # the number of the last batch that has ended
+
+    @property
+    def _steps(self) -> int | None:
+        """Batches of an epoch; None where Keras does not know."""
+        return (self.params or {}).get("steps")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._last = -1
+
+    def _ended(self, batch: int) -> int:
+        """How many batches have ended since the last call."""
+        if self._steps:  # Keras 3 counts a last call that has fewer batches as a whole one
+            batch = min(batch, self._steps - 1)
+        before, self._last = self._last, batch
+        return max(batch - before, 1)
+
+
+class CommitStateCallback(_OfBatches):
+    """Commits the state every `batches_per_commit` batches, and at the end of an epoch.
+
+    Where `UpdateBatchStateCallback` counts the batches, the last one of an epoch is committed only at the end of the
+    epoch: from a state that has no batch left, `fit` would train one more.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__(state)
         self.batches_per_commit = batches_per_commit
         self._batches_left = batches_per_commit
 
@@ -117,33 +147,46 @@ class CommitStateCallback(CallbackMixin):
         self._batches_left = self.batches_per_commit
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._batches_left -= 1
-        if self._batches_left == 0:
-            self.state.commit()
+        self._batches_left -= self._ended(batch)
+        if self._batches_left <= 0:
             self._batches_left = self.batches_per_commit
+            if not self._has_none_left():
+                self.state.commit()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.commit()
 
+    def _has_none_left(self) -> bool:
+        done = getattr(self.state, "batch", None)
+        return isinstance(done, int) and bool(self._steps) and done >= (self._steps or 0)
 
-class UpdateBatchStateCallback(CallbackMixin):
+
+class UpdateBatchStateCallback(_OfBatches):
     """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
+
+    Where Keras does not know how many batches an epoch has, that epoch begins anew, and a warning says so.
 
     Place it before callbacks that end training at the end of an epoch, and before `CommitStateCallback`.
     """
 
     def __init__(self, state: Any) -> None:
-        super().__init__()
-        self.state = state
+        super().__init__(state)
         self._ends_epoch = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_begin(epoch, logs)
         self._ends_epoch = False
+        if self.state.batch and not self._steps:
+            log.warning(
+                "The epoch that was interrupted after batch %d begins anew, because Keras does not know how many "
+                "batches it has. Give fit() steps_per_epoch, or a data set of known size.",
+                self.state.batch,
+            )
+            self.state.batch = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.state.batch += 1
-        steps = (self.params or {}).get("steps")
-        if steps and self.state.batch >= steps > batch + 1:
+        self.state.batch += self._ended(batch)
+        if self._steps and self.state.batch >= self._steps > batch + 1:
             self.model.stop_training = self._ends_epoch = True  # the only way to end an epoch; `fit` ends with it ...
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -17,6 +17,7 @@ broadcasts.
 from __future__ import annotations
 
 import _thread
+import contextlib
 import copy
 import functools
 import logging
@@ -403,9 +404,15 @@ def _is_newcomer() -> bool:
     return world.rank in world.newcomers
 
 
-def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
+def run_fn(
+    func: Callable[..., Any],
+    reset: Callable[[], None],
+    with_our_errors: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+) -> Callable[..., Any]:
     """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one. It may
-    call shutdown() and init(): while it runs, shutdown() says that this process comes back.
+    call shutdown() and init(): while it runs, shutdown() says that this process comes back. with_our_errors: within it,
+    what a framework raises where a rank is lost becomes HorovodInternalError. It is entered for all that may run a
+    collective: the state's callbacks and its `sync`, and `func`.
 
     Other exceptions than the two of the loop propagate, those of `reset` too. Nothing limits how often the loop goes
     round: an error that the script itself makes again in each world is logged each time. A process that is to leave its
@@ -417,22 +424,29 @@ def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[...,
         notification_manager.register_listener(state)
         try:
             with departure.heeded():
-                return _rounds(state, lambda: func(state, *args, **kwargs), reset)
+                return _rounds(state, lambda: func(state, *args, **kwargs), reset, with_our_errors)
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
 
 
-def _rounds(state: State, train: Callable[[], Any], reset: Callable[[], None]) -> Any:
+def _rounds(
+    state: State,
+    train: Callable[[], Any],
+    reset: Callable[[], None],
+    with_our_errors: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Any:
     is_new_world = False
     while True:
         try:
-            if is_new_world:
-                state.on_reset()
-                notification_manager.tell_again(state)
-            state.sync()
-            return _settled(state, train())
+            with with_our_errors():
+                if is_new_world:
+                    state.on_reset()
+                    notification_manager.tell_again(state)
+                state.sync()
+                result = train()
+            return _settled(state, result)
         except HorovodInternalError as error:
             _go_back(state, error)
         except HostsUpdatedInterrupt:

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -49,13 +48,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which JAX
             reports a lost rank.
     """
-
-    @functools.wraps(func)
-    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
-        with lost_ranks():
-            return func(state, *args, **kwargs)
-
-    return run_fn(with_our_errors, _join_next_world)
+    return run_fn(func, _join_next_world, lost_ranks)
 
 
 def _join_next_world() -> None:

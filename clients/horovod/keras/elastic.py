@@ -6,7 +6,8 @@
 ...     state.model.fit(
 ...         images,
 ...         labels,
-...         epochs=epochs - state.epoch,
+...         initial_epoch=state.epoch,
+...         epochs=epochs,
 ...         callbacks=[
 ...             hvd.elastic.UpdateBatchStateCallback(state),
 ...             hvd.elastic.UpdateEpochStateCallback(state),

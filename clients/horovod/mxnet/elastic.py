@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,13 +39,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the MXNetError of a
             gradient of which a collective in the backward pass has failed.
     """
-
-    @functools.wraps(func)
-    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
-        with lost_ranks():
-            return func(state, *args, **kwargs)
-
-    return run_fn(with_our_errors, join_again)
+    return run_fn(func, join_again, lost_ranks)
 
 
 class MXNetState(ObjectState):

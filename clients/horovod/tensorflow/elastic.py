@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -48,13 +47,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
         Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which
             TensorFlow reports a lost rank.
     """
-
-    @functools.wraps(func)
-    def with_our_errors(state: Any, *args: Any, **kwargs: Any) -> Any:
-        with lost_ranks():
-            return func(state, *args, **kwargs)
-
-    return run_fn(with_our_errors, join_again)
+    return run_fn(func, join_again, lost_ranks)
 
 
 @contextmanager

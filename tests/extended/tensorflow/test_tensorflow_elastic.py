@@ -62,8 +62,25 @@ def _keras_state() -> None:
         hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
     ]
     model.fit(np.ones([8, 3]), np.ones([8, 1]), batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
-    # Two batches were left of epoch 1, and epoch 2 has four.
-    assert seen == [(1, 4), (2, 0), (2, 2), (2, 4), (3, 0)]
+    # Two batches were left of epoch 1, and epoch 2 has four. The last one of an epoch is committed with its end.
+    assert seen == [(2, 0), (2, 2), (3, 0)]
+
+    # Keras does not know how many batches there are, so the epoch begins anew.
+    state.batch, state.epoch = 1, 0
+    seen.clear()
+    model.fit(((np.ones([2, 3]), np.ones([2, 1])) for _ in range(3)), verbose=0, callbacks=callbacks)
+    assert seen == [(0, 2), (1, 0)]
+
+    if keras.backend.backend() == "tensorflow":
+        seen.clear()
+        model.compile(keras.optimizers.Adam(0.1), loss="mse", steps_per_execution=3)
+        model.fit(np.ones([16, 3]), np.ones([16, 1]), batch_size=2, verbose=0, callbacks=callbacks)
+        assert seen == [(1, 3), (1, 6), (2, 0)]
+
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=2)
+    for steps in (4, 2):  # as in worlds of two sizes
+        model.fit(np.ones([6 * steps, 3]), np.ones([6 * steps, 1]), batch_size=6, verbose=0, callbacks=[warmup])
+        assert warmup.steps_per_epoch == steps
     with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_BUILT)):
         hvd.elastic.KerasState(keras.Sequential([keras.layers.Dense(1)]))
 
@@ -122,7 +139,7 @@ def _tensorflow_keras_state(given: bool) -> None:
         keras_hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
     ]
     model.fit(x, y, batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
-    assert seen == [(0, 2), (0, 4), (1, 0), (1, 2), (1, 4), (2, 0)]
+    assert seen == [(0, 2), (1, 0), (1, 2), (2, 0)]
     committed = values()
     model.fit(x, y, batch_size=4, verbose=0)
     state.restore()  # to what the callback has committed
@@ -391,6 +408,7 @@ def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.S
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     sizes = [hvd.size()]
     state.register_reset_callbacks([lambda: sizes.append(hvd.size())])
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)  # in each world, as newcomers come to it
     before_step = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs=None: incident(state))
 
     @hvd.elastic.run
@@ -405,6 +423,7 @@ def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.S
             verbose=0,
             callbacks=[
                 before_step,
+                broadcast,
                 hvd.elastic.UpdateBatchStateCallback(state),
                 hvd.elastic.UpdateEpochStateCallback(state),
                 hvd.elastic.CommitStateCallback(state),
@@ -451,8 +470,11 @@ def _leave_in_order(train: Callable[..., Any], victim: int, lives: str) -> Any:
     return train(victim, 0, lives, signal.SIGTERM)
 
 
-@_TRAINED
-@pytest.mark.parametrize(("size", "victim", "transport"), [(3, 0, "shm"), (2, 1, "tcp")])
+@pytest.mark.parametrize(
+    ("train", "size", "victim", "transport"),
+    [(_train_variables, 2, 1, "tcp"), (_train_model, 2, 1, "tcp"), (_train_in_fit, 3, 0, "shm")],
+    ids=["variables", "model", "fit"],
+)
 def test_one_that_gets_sigterm_leaves_at_the_next_commit(
     train: Callable[..., Any], size: int, victim: int, transport: str, tmp_path: Path
 ) -> None:
@@ -480,3 +502,19 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
         sizes, weight = outcome.value
         assert sizes == ([size] if rank == victim else [size, size - 1, size])
         np.testing.assert_allclose(weight, _alone(BATCHES), rtol=1e-4)
+
+
+def _die_while_the_state_is_sent() -> int:
+    import horovod.keras as hvd
+
+    state = hvd.elastic.KerasState(_model(hvd.rank()), batch=0)
+    if hvd.rank() == 1:
+        state._broadcast_variables = lambda root_rank: os.kill(os.getpid(), signal.SIGKILL)
+    return int(hvd.elastic.run(lambda state: hvd.size())(state))
+
+
+def test_one_is_lost_while_the_state_is_sent() -> None:
+    with _changing(2, "shm") as world:
+        outcomes = world.outcomes(_die_while_the_state_is_sent, deadline_seconds=90)
+    assert [outcome.text for outcome in outcomes] == ["", ""]
+    assert (outcomes[0].value, outcomes[1].exit_code) == (1, -signal.SIGKILL)
