@@ -28,7 +28,9 @@ from horovod.spark.keras.datamodule import PetastormDataModule
 from horovod.spark.lightning import TorchEstimator as LightningEstimator
 from horovod.spark.lightning.remote import _scale_scheduler
 from horovod.spark.torch import TorchEstimator, TorchModel
+from horovod.spark.torch.losses import Losses
 from horovod.spark.torch.remote import same_shapes
+from horovod.spark.torch.tensors import as_array, number
 
 
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40))
@@ -132,6 +134,12 @@ def test_columns_of_a_model(cls: Any) -> None:
 INVALID, CONTRADICTORY = TrainingCode.INVALID_ARGUMENT, TrainingCode.CONTRADICTORY_ARGUMENTS
 
 
+def locked() -> torch.nn.Module:
+    model = torch.nn.Linear(3, 1)
+    model.lock = threading.Lock()  # type: ignore[assignment]
+    return model
+
+
 @pytest.mark.parametrize(
     ("changed", "code", "facts"),
     [
@@ -150,6 +158,7 @@ INVALID, CONTRADICTORY = TrainingCode.INVALID_ARGUMENT, TrainingCode.CONTRADICTO
         ({"loss_weights": [1.0, 2.0]}, INVALID, ["loss_weights", "2", "1"]),
         ({"loss": [F.mse_loss, F.mse_loss]}, INVALID, ["2 losses", "1 label"]),
         ({"callbacks": [threading.Lock()]}, OperationCode.UNPICKLABLE, ["callbacks", "lock"]),
+        ({"model": locked()}, OperationCode.UNPICKLABLE, ["model", "lock"]),
         ({"loss_constructors": [torch.nn.MSELoss]}, CONTRADICTORY, ["loss", "loss_constructors"]),
         ({"optimizer": torch.optim.SGD(torch.nn.Linear(3, 1).parameters())}, CONTRADICTORY, ["model.parameters()"]),
     ],
@@ -158,7 +167,7 @@ INVALID, CONTRADICTORY = TrainingCode.INVALID_ARGUMENT, TrainingCode.CONTRADICTO
 def test_parameters_are_refused_before_anything_starts(
     changed: dict[str, Any], code: ErrorCode, facts: list[str]
 ) -> None:
-    model = torch.nn.Linear(3, 1)
+    model = changed.get("model") if isinstance(changed.get("model"), torch.nn.Module) else torch.nn.Linear(3, 1)
     arguments = {
         "model": model,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
@@ -168,9 +177,31 @@ def test_parameters_are_refused_before_anything_starts(
         "label_cols": ["y"],
         "batch_size": np.int64(4),
     }
-    TorchEstimator(**arguments)._check_params(None)
+    if "model" not in changed:
+        TorchEstimator(**arguments)._check_params(None)
     with pytest.raises(ValueError, match=ends_with(code, *facts)):
         TorchEstimator(**{**arguments, **changed})._check_params(None)
+
+
+def test_an_optimizer_with_a_closure_needs_a_step_that_gives_it_one() -> None:
+    model = torch.nn.Linear(3, 1)
+    arguments = {"model": model, "loss": F.mse_loss, "store": object(), "feature_cols": ["x"], "label_cols": ["y"]}
+    made = TorchEstimator(**arguments, optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match=ends_with(CONTRADICTORY, "LBFGS", "train_minibatch_fn")):
+        made._check_params(None)
+    made.setTrainMinibatchFn(lambda *_: None)._check_params(None)
+
+
+def test_a_run_has_one_training_and_stays_in_its_folder() -> None:
+    made = TorchEstimator(run_id="one")
+    for maps in ([{made.epochs: 1}, {made.epochs: 2}], [{}, {made.run_id: "one"}]):
+        with pytest.raises(ValueError, match=ends_with(CONTRADICTORY, "run_id", "'one'")):
+            made.fitMultiple(None, maps)
+    made.fitMultiple(None, [{}, {made.run_id: "two"}, {made.run_id: None}])
+    for run_id in ("..", "../../other", "a/../b"):
+        with pytest.raises(ValueError, match=ends_with(INVALID, "run_id", run_id)):
+            made.setRunId(run_id)._get_or_create_run_id()
+    assert made.setRunId("a/b ..")._get_or_create_run_id() == "a/b .."
 
 
 def test_a_keras_estimator_refuses_likewise() -> None:
@@ -233,6 +264,8 @@ def test_a_transformation_takes_batches_or_rows() -> None:
         Transformation(lambda _: None, None, None)(batch)
     with pytest.raises(KeyError, match="absent"):
         Transformation(lambda frame: frame["absent"], None, None)(batch)
+    with pytest.raises(ValueError, match=ends_with(DataCode.INVALID_BATCH, "2 rows")):
+        Transformation(lambda frame: frame[frame["x"] > 2], None, None)(batch)
     batch["text"][0] = "abc"
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "letters", "(2,)", "(3,)")):
         Transformation(words, None, None)(batch)
@@ -247,6 +280,18 @@ def test_labels_get_the_shape_of_outputs_and_never_make_pairs() -> None:
     assert same_shapes(classes, [label])[1][0] is label  # the number of a class
     with pytest.raises(ValueError, match=ends_with(CONTRADICTORY, "1 outputs", "2 label")):
         same_shapes(output, [label, label])
+    with pytest.raises(ValueError, match=ends_with(CONTRADICTORY, "dict", "label_cols")):
+        same_shapes({"logits": output}, [label])
+
+
+def test_a_loss_is_one_number_and_predictions_are_arrays() -> None:
+    output = torch.rand(4, 1, dtype=torch.bfloat16)
+    assert as_array(output).dtype == np.float32
+    for value in (2.0, np.float32(2), np.array([2]), torch.tensor([2.0], requires_grad=True)):
+        assert number(value, "it") == 2.0
+    for loss in (lambda output, _: output, lambda *_: None, lambda *_: 1.0):
+        with pytest.raises(ValueError, match=ends_with(INVALID, "the loss <lambda>")):
+            Losses([loss], None, "cpu")([output], [output])
 
 
 def test_rates_of_schedulers_are_scaled_with_all_parts() -> None:

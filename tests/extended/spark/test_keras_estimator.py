@@ -27,6 +27,7 @@ from pyspark.ml.linalg import DenseVector, Vectors
 from horovod.spark.common.store import Store
 from horovod.spark.keras import KerasEstimator, KerasModel
 from horovod.spark.keras.checkpoints import Rates
+from horovod.spark.keras.tensors import inputs_for, labels_for, predictions_of, weights_for
 
 ROWS = 21
 pytestmark = pytest.mark.timeout(300)
@@ -168,6 +169,31 @@ def test_learning_rates_in_files_leave_those_of_the_training_alone() -> None:
     assert float(inner.learning_rate) == pytest.approx(0.35)
 
 
+def test_columns_belong_to_the_inputs_and_outputs_of_their_names() -> None:
+    """Keras sorts the names, so that columns in another order would be taken for each other."""
+    two = {name: keras.Input([1], name=name) for name in ("b", "a")}
+    model = keras.Model(two, {"z": two["a"] - two["b"], "y": two["b"] * 2})
+    ones, zeros = np.ones(3), np.zeros(3)
+    for columns, arrays in ((["a", "b"], [ones, zeros]), (["b", "a"], [zeros, ones])):
+        found = predictions_of(model.predict_on_batch(inputs_for(model, arrays, columns)), ["z", "y"])
+        assert [one[0, 0] for one in found] == [1.0, 0.0]
+    assert weights_for(model, ones, ["y", "z"]) == {"y": ones, "z": ones}
+    assert {name: one[0, 0] for name, one in labels_for(model, [zeros, ones], ["y", "z"], None).items()} == {
+        "y": 0.0,
+        "z": 1.0,
+    }
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "inputs", "a, b", "x, b")):
+        inputs_for(model, [ones, ones], ["x", "b"])
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "outputs", "y, z", "y, b")):
+        labels_for(model, [ones, ones], ["y", "b"], None)
+
+    text = keras.Sequential([keras.Input([], dtype="string"), keras.layers.StringLookup(vocabulary=["one", "two"])])
+    texts = inputs_for(text, [np.array(["two", "one"], dtype=object)], ["text"])
+    assert np.asarray(text.predict_on_batch(texts)).tolist() == [2, 1]
+    halves = keras.layers.Dense(1, dtype="mixed_bfloat16")(np.ones((2, 1)))
+    assert predictions_of(halves, ["y"])[0].dtype == np.float32  # NumPy has no such numbers
+
+
 @keras.saving.register_keras_serializable("estimators")
 class Doubled(keras.layers.Layer):
     def call(self, inputs: Any) -> Any:
@@ -188,7 +214,7 @@ def test_several_inputs_labels_and_all_that_is_optional(
     joined = keras.layers.Concatenate()([Doubled()(features), keras.layers.Flatten()(pair)])
     outputs = [keras.layers.Dense(1, name="a")(joined), keras.layers.Dense(3, activation="softmax", name="b")(joined)]
     made = estimator(
-        model=keras.Model([features, pair], outputs),
+        model=keras.Model({"pair": pair, "features": features}, outputs),
         optimizer=keras.optimizers.Adam(keras.optimizers.schedules.ExponentialDecay(0.01, 10, 0.9)),
         loss=[squared, "sparse_categorical_crossentropy"],
         loss_weights=[1.0, 0.5],

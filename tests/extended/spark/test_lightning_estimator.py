@@ -126,6 +126,10 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     with pytest.warns(UserWarning, match="nothing is trained"):
         done = estimator(run_id="first", epochs=1).fit(df)
     assert done.getHistory() == resumed.getHistory()
+    other = Lit()
+    other.layer = torch.nn.Linear(3, 2)
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "layer.weight", "run_id")):
+        estimator(run_id="first", epochs=4, model=other).fit(df)
     row = done.transform(df).first()
     expected = resumed.getModel()(torch.tensor(row.features.toArray()).float()).item()
     assert row.label__output == pytest.approx(expected, rel=1e-5)

@@ -340,7 +340,7 @@ def test_fits_on_parquet_and_only_on_what_fits(
     unlike = spark.createDataFrame([([1.0], 1.0), ([1.0, 2.0], 2.0)], ["pair", "label"])
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "pair", 1, 2)):
         made.fit(unlike)
-    for row, column in ((([1.0], None), "label"), ((None, 1.0), "pair")):
+    for row, column in ((([1.0], None), "label"), ((None, 1.0), "pair"), (([None], 1.0), "pair")):
         missing = spark.createDataFrame([([1.0], 1.0), row], ["pair", "label"])
         with pytest.raises(ValueError, match=ends_with(DataCode.NULL_VALUE, column, "1 rows")):
             made.fit(missing)
@@ -348,6 +348,8 @@ def test_fits_on_parquet_and_only_on_what_fits(
         made.setInputShapes([[-1, 3]]).fit(df)
     with pytest.raises(ValueError, match=ends_with(DataCode.TOO_FEW_ROWS)):
         made.setInputShapes(None).fit(df.limit(1))
+    with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "sample_weight_col", "pair")):
+        made.fit(df, {made.sample_weight_col: "pair"})
     with pytest.raises(ValueError, match=ends_with(DataCode.MISSING_COLUMN, "absent")):
         made.fit(df, {made.feature_cols: ["absent"]})
     for validation in (1.5, True, "absent"):
@@ -430,8 +432,10 @@ def test_predictions_have_the_types_of_labels_and_no_rows_without_values(spark: 
     with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "number")):
         model("text").setOutputCols(["number"]).transform(select())
     without, unlike = "IF(id = 1, NULL, id)", "IF(id = 1, array(array(1f)), array(array(1f), array(2f)))"
+    without_one = "array(array(1f), array(IF(id = 1, NULL, 1f)))"
     for frame, code in (
         (select(number=without), DataCode.NULL_VALUE),
+        (select(lists=without_one), DataCode.NULL_VALUE),
         (select(lists=unlike), DataCode.DIFFERENT_SHAPES),
     ):
         with pytest.raises(Exception, match=re.escape(f"[{code}]")):

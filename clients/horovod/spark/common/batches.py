@@ -80,7 +80,8 @@ class Batches:
         return 1.0 if self._source.steps is not None else self._epoch.scale(self._rank, step)
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
-        """Batches of an epoch, with the number of rows that count and what their mean loss is multiplied by.
+        """Batches of an epoch, with the number of rows that count, those that a transformation_fn has left, and what
+        their mean loss is multiplied by, which knows nothing of that function.
 
         With a given number of steps, an epoch goes on in the data where the one before has ended. Either way its
         batches depend on its number alone: an epoch that is read again, or first by a run that is resumed, is the same.
@@ -89,14 +90,14 @@ class Batches:
             first = epoch * self.steps
             stream = self._from(first)
             for batch in itertools.islice(stream, self.steps):
-                yield batch, self._source.batch_size, 1.0
+                yield batch, _rows(batch), 1.0
             self._rest = first + self.steps, stream
             return
         self._reader.set_epoch(epoch)
         last: Batch = {}
         step = 0
         for step, last in enumerate(self._reader, 1):
-            yield last, self._epoch.rows(self._rank, step - 1), self._epoch.scale(self._rank, step - 1)
+            yield last, _rows(last), self._epoch.scale(self._rank, step - 1)
         if step < self.steps and last:
             yield {name: array[:1] for name, array in last.items()}, 0, 0.0
 
@@ -109,6 +110,10 @@ class Batches:
             return rest[1]
         self._reader.set_epoch(0, batches=first)
         return iter(self._reader)
+
+
+def _rows(batch: Batch) -> int:
+    return len(next(iter(batch.values()), ()))
 
 
 def columns_of(batch: Batch, names: Sequence[str]) -> list[np.ndarray]:

@@ -8,7 +8,9 @@ custom_sparse_format   a vector as [n, n indices, n values, zeros], 1 + 2 * max_
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any, Final
 
 from pyspark.ml.functions import vector_to_array
@@ -89,7 +91,7 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
 
 def _questions(name: str, kind: DataType) -> dict[str, Column]:
     column = F.col(quoted(name))
-    found = {"missing": F.count(F.when(column.isNull(), 1)), "present": F.count(column)}
+    found = {"missing": F.count(F.when(missing(name, kind), 1)), "present": F.count(column)}
     if isinstance(kind, VectorUDT):
         vector = F.unwrap_udt(column)
         length = F.when(vector["type"] == _SPARSE, vector["size"]).otherwise(F.size(vector["values"]))
@@ -107,6 +109,17 @@ def _questions(name: str, kind: DataType) -> dict[str, Column]:
         return found
     length = F.when(column.isNotNull(), length)  # the size of NULL is -1 where Spark is told so
     return found | {"least": F.min(length), "most": F.max(length)}
+
+
+def missing(name: str, kind: DataType) -> Column:
+    """Whether a row has no value in this column, or a list in which one is missing."""
+    column = F.col(quoted(name))
+    found = column.isNull()
+    while isinstance(kind, ArrayType):
+        found = found | F.exists(column, lambda element: element.isNull())
+        kind = kind.elementType
+        column = F.flatten(column) if isinstance(kind, ArrayType) else column
+    return found
 
 
 def different_lengths(name: str, least: int, most: int) -> ValueError:
@@ -168,11 +181,14 @@ def without_text(metadata: Metadata, columns: Iterable[str]) -> None:
 
 def without_missing(df: DataFrame, types: dict[str, set[type]], columns: Iterable[str]) -> None:
     """ValueError if one of these columns has a row without a value."""
-    missing = [name for name in columns if type(None) in types[name]]
-    if missing:
-        count = df.filter(" OR ".join(f"{quoted(name)} IS NULL" for name in missing)).count()
+    without = [name for name in columns if type(None) in types[name]]
+    if without:
+        kinds = {field.name: field.dataType for field in df.schema.fields}
+        count = df.filter(reduce(operator.or_, (missing(name, kinds[name]) for name in without))).count()
+        in_lists = " (or a list with a null)" if any(isinstance(kinds[name], ArrayType) for name in without) else ""
         raise refused(
-            f"{count} rows have no value in {' or '.join(map(repr, missing))}. Drop or fill them: df.dropna().",
+            f"{count} rows have no value{in_lists} in {' or '.join(map(repr, without))}. Drop or fill them: "
+            "df.dropna() drops rows without a value.",
             DataCode.NULL_VALUE,
         )
 

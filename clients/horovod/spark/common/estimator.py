@@ -78,6 +78,22 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             return self.copy(params)._fit_on_parquet(dataset_idx)
         return self._fit_on_parquet(dataset_idx)
 
+    def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Any:  # noqa: N802, N803
+        """As that of Spark ML: an iterator of (index, model), for fit(df, [...]) and tuning.
+
+        Raises:
+            ValueError: there is one run_id for several of them. Each would go on with the run of the one before it, and
+                return that one's model.
+        """
+        given = [params.get(self.run_id, self.getOrDefault("run_id")) for params in paramMaps]
+        if len(named := [run_id for run_id in given if run_id]) > len(set(named)):
+            raise refused(
+                f"{len(named)} models would be trained under the run_id {named[0]!r}, of which each but the first "
+                "would go on with the run of another: leave run_id out, or give one with each of the parameter maps.",
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+            )
+        return super().fitMultiple(dataset, paramMaps)
+
     def _fit(self, dataset: DataFrame) -> Any:
         self._check_params(None)
         self._check_validation(dataset.columns)
@@ -150,6 +166,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
 
     def _get_or_create_run_id(self) -> str:
         given: str | None = self.getOrDefault("run_id")
+        if given and ".." in given.split("/"):
+            raise refused(f"run_id must name a folder below that of all runs in the store, which {given!r} does not.")
         return given or f"{self._framework}_{int(time.time())}_{secrets.token_hex(2)}"
 
     def _has_checkpoint(self, run_id: str) -> bool:
@@ -257,20 +275,29 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         ):
             without_text(metadata, self._columns_of_numbers())
             self._check_shapes(metadata)
+            weight = self.getOrDefault("sample_weight_col")
+            if weight and metadata[weight]["shape"] != 1:
+                raise refused(
+                    f"sample_weight_col must have one number in each row; {weight!r} has lists or vectors.",
+                    DataCode.DIFFERENT_SHAPES,
+                )
 
     def _check_picklable(self) -> None:
         """ValueError if an object of the user's can't be sent to the ranks."""
         for name in _PICKLED:
-            if not self.hasParam(name):
-                continue
-            try:
-                cloudpickle.dumps(self.getOrDefault(name))
-            except Exception as error:
-                raise refused(
-                    f"{name} can't be sent to the processes that train, since pickle refuses it: {error}. What can't "
-                    "be pickled, such as locks, open files and connections, must be made there.",
-                    OperationCode.UNPICKLABLE,
-                ) from error
+            if self.hasParam(name):
+                self._sent(name, self.getOrDefault(name))
+
+    def _sent(self, name: str, value: Any) -> bytes:
+        """The value of a parameter as it is sent to the ranks. ValueError if it can't be."""
+        try:
+            return cloudpickle.dumps(value)
+        except Exception as error:
+            raise refused(
+                f"{name} can't be sent to the processes that train, since pickle refuses it: {error}. What can't "
+                "be pickled, such as locks, open files and connections, must be made there.",
+                OperationCode.UNPICKLABLE,
+            ) from error
 
     def _columns_of_numbers(self) -> list[str]:
         """The columns that must be numbers when they come to the model."""

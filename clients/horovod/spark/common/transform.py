@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from horovod.base.errors import DataCode, TrainingCode, coded
-from horovod.spark.common.columns import as_arrays, different_lengths, quoted
+from horovod.spark.common.columns import as_arrays, different_lengths, missing
 from horovod.spark.common.params import refused
 from horovod.spark.common.preparation import check_columns
 
@@ -102,11 +102,13 @@ def _stacked(name: str, values: np.ndarray) -> np.ndarray:
 
 def _with_values(df: DataFrame, columns: Sequence[str]) -> list[Column]:
     """These columns as a UDF takes them. A row without a value is an error: pandas would make NaN of it."""
+    kinds = {field.name: field.dataType for field in df.schema.fields}
     found = []
     for name, column in zip(columns, as_arrays(df, columns), strict=True):
-        sentence = f"A row has no value in {name!r}, so nothing can be predicted. Drop or fill such rows: df.dropna()."
-        missing = F.raise_error(F.lit(coded(DataCode.NULL_VALUE, sentence)))
-        found.append(F.when(F.col(quoted(name)).isNull(), missing).otherwise(column))
+        in_list = " (or a list with a null)" if isinstance(kinds[name], ArrayType) else ""
+        sentence = f"A row has no value{in_list} in {name!r}, so nothing can be predicted. Drop or fill such rows."
+        error = F.raise_error(F.lit(coded(DataCode.NULL_VALUE, sentence)))
+        found.append(F.when(missing(name, kinds[name]), error).otherwise(column))
     return found
 
 

@@ -37,7 +37,14 @@ class Transformation:
     def __call__(self, batch: Batch) -> Batch:
         changed = self._changed(batch)
         kept = [name for name in changed if name not in self._removed]
-        return {str(name): _array(name, changed[name], *self._types.get(name, (None, None))) for name in kept}
+        arrays = {str(name): _array(name, changed[name], *self._types.get(name, (None, None))) for name in kept}
+        if arrays and not len(next(iter(arrays.values()))):
+            raise refused(
+                f"transformation_fn has left none of the {len(next(iter(batch.values())))} rows of a batch, and the "
+                "mean loss of no row is NaN: filter the DataFrame before fit().",
+                DataCode.INVALID_BATCH,
+            )
+        return arrays
 
     def _changed(self, batch: Batch) -> dict[Any, Any]:
         if self._function is None:

@@ -25,7 +25,7 @@ from horovod.spark.keras.files import (
 )
 from horovod.spark.keras.prediction import KerasPredictor, predict_row
 from horovod.spark.keras.remote import Training, train
-from horovod.spark.keras.tensors import type_of
+from horovod.spark.keras.tensors import tensors_of, type_of
 
 # Hadoop's library makes a Java machine in each process that reads from HDFS.
 _BACKEND_ENV = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
@@ -152,7 +152,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
 
     def _columns_of_numbers(self) -> list[str]:
         features = self.getOrDefault("feature_cols")
-        inputs = getattr(self.getOrDefault("model"), "inputs", None) or ()
+        inputs = tensors_of(self.getOrDefault("model"), "input", features)
         if len(inputs) == len(features):  # a model that begins with TextVectorization takes text
             features = [name for name, one in zip(features, inputs, strict=True) if type_of(one) != "string"]
         return [*features, *self._columns_of_the_loss()]
@@ -162,7 +162,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
             self.getOrDefault(name) for name in ("feature_cols", "label_cols", "label_shapes")
         )
         model = self.getOrDefault("model")
-        inputs, outputs = _shapes(getattr(model, "inputs", None)), _shapes(getattr(model, "outputs", None))
+        inputs, outputs = _shapes(tensors_of(model, "input", features)), _shapes(tensors_of(model, "output", labels))
         shapes.check_shape_compatibility(metadata, features, labels, inputs, outputs, label_shapes)
 
     def _read_checkpoint(self, run_id: str) -> bytes:
@@ -261,11 +261,12 @@ class KerasModel(_Saved, HorovodModel):
 
     def get_prediction_fn(self) -> Any:
         """(model, row) -> list of arrays, one for each label. Subclasses that replace it are asked row by row."""
-        return predict_row(self.getOrDefault("feature_columns"))
+        return predict_row(self.getOrDefault("feature_columns"), self.getOrDefault("label_columns"))
 
     def _predictor(self) -> KerasPredictor:
         model = self.getOrDefault("model")
-        return KerasPredictor(SavedModel.of(model, self.getOrDefault("custom_objects")))
+        columns = self.getOrDefault("feature_columns"), self.getOrDefault("label_columns")
+        return KerasPredictor(SavedModel.of(model, self.getOrDefault("custom_objects")), *columns)
 
 
 def _shapes(tensors: Any) -> list[tuple[int | None, ...]] | None:

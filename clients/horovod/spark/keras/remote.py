@@ -18,7 +18,7 @@ from horovod.spark.common.transform import kind_of
 from horovod.spark.keras.checkpoints import Keeper, Rates
 from horovod.spark.keras.epochs import epochs_callback
 from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras
-from horovod.spark.keras.tensors import as_list, inputs_for, labels_for
+from horovod.spark.keras.tensors import inputs_for, labels_for, predictions_of, weights_for
 
 
 @dataclass(kw_only=True)
@@ -92,7 +92,7 @@ def train(training: Training) -> dict[str, Any]:
         )
     if hvd.rank() != 0:
         return {}
-    predictions = [kind_of(np.asarray(one)) for one in _predicted(training, model, train_batches)]
+    predictions = [kind_of(one) for one in _predicted(training, model, train_batches)]
     return {"model": keeper.result(model), "predictions": predictions}
 
 
@@ -108,23 +108,26 @@ def _all_epochs(training: Training, model: Any, batches: Batches, epoch: int) ->
     weighted = training.weight_column is not None or batches.weighted
     while True:
         for batch, _, scale in batches.of_epoch(epoch):
-            inputs = inputs_for(model, columns_of(batch, training.feature_columns))
-            labels = labels_for(model, columns_of(batch, training.label_columns), training.label_shapes)
+            features, columns = training.feature_columns, training.label_columns
+            inputs = inputs_for(model, columns_of(batch, features), features)
+            labels = labels_for(model, columns_of(batch, columns), columns, training.label_shapes)
             if not weighted:
                 yield inputs, labels
                 continue
-            rows = len(batch[training.label_columns[0]])
+            rows = len(batch[columns[0]])
             weights = np.ones(rows)
             if training.weight_column is not None:
                 (weights,) = columns_of(batch, [training.weight_column])
             weights = (weights * scale).astype(np.float32)
-            yield inputs, labels, (weights,) * len(labels) if isinstance(labels, tuple) else weights
+            yield inputs, labels, weights_for(model, weights, columns)
         epoch += 1
 
 
-def _predicted(training: Training, model: Any, batches: Batches) -> list[Any]:
+def _predicted(training: Training, model: Any, batches: Batches) -> list[np.ndarray]:
+    features = training.feature_columns
     for batch, _, _ in batches.of_epoch(0):
-        return as_list(model.predict_on_batch(inputs_for(model, columns_of(batch, training.feature_columns))))
+        found = model.predict_on_batch(inputs_for(model, columns_of(batch, features), features))
+        return predictions_of(found, training.label_columns)
     return []
 
 

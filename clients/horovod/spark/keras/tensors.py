@@ -1,37 +1,97 @@
-"""Columns as a model of Keras takes them."""
+"""Columns as a model of Keras takes them.
+
+A model may name its inputs or outputs: Model({"a": a, "b": b}, ...). Then a column belongs to the one of its name, and
+the order of the columns says nothing: Keras sorts the names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from horovod.base.errors import TrainingCode
+from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape, of_row
 
 
-def inputs_for(model: Any, arrays: Sequence[np.ndarray]) -> Any:
+def tensors_of(model: Any, which: str, columns: Sequence[str]) -> list[Any]:
+    """The model's inputs or outputs, in the order of the columns; [] if it has none before it has seen data.
+
+    which: "input" or "output".
+
+    Raises:
+        ValueError: they have names, and these are not those of the columns.
+    """
+    names = _names(model, which)
+    if names is None:
+        return list(getattr(model, f"{which}s", None) or ())
+    tensors = getattr(model, which)
+    return [tensors[name] for name in _in_order(names, columns, which)]
+
+
+def _names(model: Any, which: str) -> list[str] | None:
+    """None where they have an order instead."""
+    try:
+        found = getattr(model, which)
+    except (AttributeError, ValueError, RuntimeError):  # a model that is not made of layers alone
+        return None
+    return list(found) if isinstance(found, Mapping) else None
+
+
+def _in_order(names: Sequence[str], columns: Sequence[str], which: str) -> list[str]:
+    """The names of the columns' inputs or outputs. A single one may have any name."""
+    if len(names) == len(columns) == 1:
+        return list(names)
+    if set(names) != set(columns):
+        raise refused(
+            f"the model's {which}s are named {', '.join(sorted(names))}, and the columns {', '.join(columns)}: name "
+            f"them as the columns, or make the model of a list of {which}s, in the order of the columns.",
+            TrainingCode.CONTRADICTORY_ARGUMENTS,
+        )
+    return list(columns)
+
+
+def inputs_for(model: Any, arrays: Sequence[np.ndarray], columns: Sequence[str]) -> Any:
     """The inputs, with the shapes and types that the model asks for; one input without a list."""
-    wanted = getattr(model, "inputs", None)
-    if wanted and len(wanted) == len(arrays):
+    wanted = tensors_of(model, "input", columns)
+    if len(wanted) == len(arrays):
         arrays = [_shaped(array, tuple(one.shape), type_of(one)) for array, one in zip(arrays, wanted, strict=True)]
     else:
         arrays = [_shaped(array, None, "float32") for array in arrays]
-    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+    return _joined(model, "input", arrays, columns)
 
 
-def labels_for(model: Any, arrays: Sequence[np.ndarray], shapes: Sequence[Shape] | None) -> Any:
+def labels_for(model: Any, arrays: Sequence[np.ndarray], columns: Sequence[str], shapes: Sequence[Shape] | None) -> Any:
     """The labels, with the shapes that label_shapes says, or else those of the outputs."""
     given: Sequence[Shape | None] | None = shapes
     if given is None:
-        outputs = getattr(model, "outputs", None) or ()
+        outputs = tensors_of(model, "output", columns)
         given = [tuple(one.shape) for one in outputs] if len(outputs) == len(arrays) else [None] * len(arrays)
     found = [_shaped(array, shape, "float32") for array, shape in zip(arrays, given, strict=True)]
-    return found[0] if len(found) == 1 else tuple(found)
+    return _joined(model, "output", found, columns)
 
 
-def _shaped(array: np.ndarray, shape: Shape | None, dtype: str) -> np.ndarray:
-    """Floating numbers get the type; whole ones only where a shape with numbers of that type is asked for."""
+def weights_for(model: Any, weights: np.ndarray, columns: Sequence[str]) -> Any:
+    """The weights of rows, once for each label."""
+    return _joined(model, "output", [weights] * len(columns), columns)
+
+
+def _joined(model: Any, which: str, arrays: Sequence[Any], columns: Sequence[str]) -> Any:
+    names = _names(model, which)
+    if names is not None:
+        return dict(zip(_in_order(names, columns, which), arrays, strict=True))
+    return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+
+def _shaped(array: np.ndarray, shape: Shape | None, dtype: str) -> Any:
+    """Floating numbers get the type; whole ones only where a shape with numbers of that type is asked for. Text becomes
+    a tensor of TensorFlow, the only backend that has text.
+    """
+    if dtype == "string" and array.dtype == object:
+        return importlib.import_module("tensorflow").constant(array.tolist(), shape=array.shape)
     if array.dtype.kind == "f" or (shape is not None and array.dtype.kind in "iub" and dtype.startswith("float")):
         array = array.astype(dtype)
     if shape is None:
@@ -49,8 +109,13 @@ def type_of(tensor: Any) -> str:
     return dtype if isinstance(dtype, str) else dtype.name
 
 
-def as_list(outputs: Any) -> list[Any]:
+def predictions_of(outputs: Any, columns: Sequence[str]) -> list[np.ndarray]:
     """What a model returns, as one array for each label."""
-    if isinstance(outputs, dict):
-        return list(outputs.values())
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    if isinstance(outputs, Mapping):
+        outputs = [outputs[name] for name in _in_order(list(outputs), columns, "output")]
+    return [_known(np.asarray(one)) for one in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+
+
+def _known(array: np.ndarray) -> np.ndarray:
+    """Of a type that Arrow casts, too. NumPy has no bfloat16, and takes its numbers for none with a fraction."""
+    return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array

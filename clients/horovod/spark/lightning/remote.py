@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 
+from horovod.base.errors import TrainingCode
 from horovod.spark.common.batches import Batches, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape
 from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
@@ -25,7 +27,7 @@ from horovod.spark.lightning.module import lightning_module
 from horovod.spark.lightning.packages import import_lightning
 from horovod.spark.lightning.strategy import EstimatorStrategy
 from horovod.spark.torch.losses import Losses
-from horovod.spark.torch.tensors import as_list, floating_type
+from horovod.spark.torch.tensors import as_array, as_list, floating_type
 
 RUN = "horovod"  # the entry of a checkpoint that says what of the run is done
 _RATES = ("lr", "initial_lr", "max_lr", "min_lr")
@@ -73,7 +75,8 @@ def _fit(training: Training, pl: Any, module: Any, number: int | None, device: t
 
     strategy = EstimatorStrategy(device, training.gradient_compression, package=training.package.partition(".")[0])
     batches = training.data_module().batches(training.train, hvd.rank(), hvd.size())
-    callbacks = [*training.callbacks, *as_list(training.trainer.get("callbacks") or [])]
+    given = training.trainer.get("callbacks") or []
+    callbacks = [*training.callbacks, *(given if isinstance(given, (list, tuple)) else [given])]
     with _folder(training, hvd.rank() == 0) as folder, tempfile.TemporaryDirectory() as scratch:
         for callback in callbacks:
             if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
@@ -92,10 +95,16 @@ def _fit(training: Training, pl: Any, module: Any, number: int | None, device: t
             "default_root_dir": scratch,
             **training.trainer,
             "enable_checkpointing": True,  # the keeper does it, and so Lightning adds no callback of its own
-            "callbacks": [steps_class(training, batches), *callbacks, keeper],
+            "callbacks": [steps := steps_class(training, batches), *callbacks, keeper],
         }
         trainer = pl.Trainer(**arguments)
-        trainer.fit(module, *_loaders(training, trainer, module, batches), **_resumed(trainer, training, scratch))
+        loaders, resumed = _loaders(training, trainer, module, batches), _resumed(trainer, training, scratch)
+        try:
+            trainer.fit(module, *loaders, **resumed)
+        except Exception as error:
+            if resumed and not steps.has_begun:
+                raise _not_resumed(error) from error
+            raise
     content: bytes | None = keeper.content
     return content
 
@@ -137,6 +146,16 @@ def _resumed(trainer: Any, training: Training, folder: str) -> dict[str, Any]:
     return {"ckpt_path": str(path), **({"weights_only": False} if "weights_only" in takes else {})}
 
 
+def _not_resumed(error: Exception) -> ValueError:
+    """Lightning and PyTorch say what they found while they loaded, and not where it comes from."""
+    reason = " ".join(str(error).split()).rstrip(".")
+    return refused(
+        f"the run can't go on with its checkpoint: {type(error).__name__}: {reason}. Give the same model and "
+        "optimizers to go on with it, or another run_id to begin anew.",
+        TrainingCode.CONTRADICTORY_ARGUMENTS,
+    )
+
+
 @contextlib.contextmanager
 def _folder(training: Training, is_first: bool) -> Iterator[str]:
     """Where callbacks write to: on rank 0 it is brought to the store."""
@@ -159,7 +178,7 @@ def _predictions(training: Training, module: Any) -> list[Prediction]:
     try:
         with torch.no_grad():
             return [
-                kind_of(output.numpy())
+                kind_of(as_array(output))
                 for output in as_list(module(*(batch[name] for name in training.feature_columns)))
             ]
     except Exception:
@@ -180,8 +199,10 @@ def _callback_classes(pl: Any) -> tuple[type, type]:
         def __init__(self, training: Training, batches: Batches) -> None:
             self._run = training.run
             self._batches = batches
+            self.has_begun = False  # all that a checkpoint has was loaded
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
+            self.has_begun = True
             # Here the state of a checkpoint has been loaded, whose rates are those of one process.
             if self._run["history"]:
                 _step_plateaus(trainer.lr_scheduler_configs, self._run["history"][-1])

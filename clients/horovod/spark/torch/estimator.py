@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from pyspark import keyword_only
 
+from horovod.base.errors import TrainingCode
 from horovod.spark.common.columns import Metadata
 from horovod.spark.common.params import refused
 from horovod.spark.torch.datamodule import PetastormDataModule
@@ -94,6 +96,20 @@ class TorchEstimator(ModuleEstimator):
         if not isinstance(self.getOrDefault("optimizer"), torch.optim.Optimizer):
             raise refused("Optimizer parameter is required: pass optimizer=, a torch.optim.Optimizer of the model.")
         self._check_optimizer()
+        self._check_closure()
+        self._pickled()
+
+    def _check_closure(self) -> None:
+        """ValueError for an optimizer, such as LBFGS, that a step of this estimator can't call."""
+        optimizer = self.getOrDefault("optimizer")
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        is_needed = closure is not None and closure.default is closure.empty
+        if is_needed and not self.getOrDefault("train_minibatch_fn"):
+            raise refused(
+                f"{type(optimizer).__name__} computes the loss several times in a step, by a closure: pass "
+                "train_minibatch_fn=, which gives it one, or use another optimizer.",
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+            )
 
     def _load_checkpoint(self, run_id: str) -> dict[str, Any]:
         """The last checkpoint of a run: model, optimizer, epochs that are done, history, seed."""

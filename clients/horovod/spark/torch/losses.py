@@ -11,6 +11,7 @@ import torch
 
 from horovod.base.errors import TrainingCode
 from horovod.spark.common.params import refused
+from horovod.spark.torch.tensors import number
 
 
 class Losses:
@@ -36,8 +37,11 @@ class Losses:
                 if sample_weights is None
                 else _weighted(function, output, label, sample_weights)
             )
+            if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+                number(loss, _name(function))
+                raise refused(f"{_name(function)} must return a tensor: of a number there is no gradient.")
             total = total + loss * weight
-        self.last = float(total.detach())
+        self.last = number(total, "the loss")
         return total if self._scale == 1.0 else total * self._scale
 
 
@@ -64,10 +68,13 @@ def _takes_reduction(function: Callable[..., Any]) -> bool:
     return any(one.name == "reduction" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
+def _name(function: Any) -> str:
+    return f"the loss {getattr(function, '__name__', type(function).__name__)}"
+
+
 def _unreduced(function: Any) -> ValueError:
-    name = getattr(function, "__name__", type(function).__name__)
     return refused(
-        f"the loss {name} can't be weighted by sample_weight_col: it must take reduction='none', as those of "
+        f"{_name(function)} can't be weighted by sample_weight_col: it must take reduction='none', as those of "
         "torch.nn.functional do, and return the losses of rows.",
         TrainingCode.CONTRADICTORY_ARGUMENTS,
     )

@@ -106,7 +106,7 @@ class ModuleEstimator(HorovodEstimator):
 
     def _pickled(self) -> bytes:
         """Model and optimizer in one pickle, so that the optimizer's parameters are those of the model."""
-        return cloudpickle.dumps((self.getOrDefault("model"), self.getOrDefault("optimizer")))
+        return self._sent("model", (self.getOrDefault("model"), self.getOrDefault("optimizer")))
 
 
 @accessors

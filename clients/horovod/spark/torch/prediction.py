@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from horovod.spark.common.shapes import Shape
-from horovod.spark.torch.tensors import as_list, floating_type, inputs_of
+from horovod.spark.torch.tensors import as_array, as_list, floating_type, inputs_of
 
 
 class TorchPredictor:
@@ -29,7 +29,7 @@ class TorchPredictor:
             self._model = pickle.loads(self._pickled).eval()  # noqa: S301 - the user's own model
         with torch.no_grad():
             outputs = self._model(*inputs_of(arrays, self._input_shapes, floating_type(self._model)))
-        return [output.cpu().numpy() for output in as_list(outputs)]
+        return [as_array(output) for output in as_list(outputs)]
 
 
 def predict_row(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
 from horovod.spark.common.transformation import Batch
 from horovod.spark.torch.losses import Losses
-from horovod.spark.torch.tensors import as_list, floating_type, inputs_of, labels_of
+from horovod.spark.torch.tensors import as_array, as_list, floating_type, inputs_of, labels_of, number
 
 
 @dataclass(kw_only=True)
@@ -125,12 +126,27 @@ class _Trainer:
             if self.passes > 1:
                 is_last = place == self.passes - 1 or step == steps - 1
                 optimizer = _PartOfStep(self.optimizer, place == 0, is_last)
-            outputs, loss = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
+            with self._explained(inputs, labels):
+                outputs, loss = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
             self._note(outputs)
             # A train_minibatch_fn may have a loss of its own.
-            value = losses.last if losses.last is not None else float(loss)
+            value = losses.last if losses.last is not None else number(loss, "train_minibatch_fn")
             sums.add(value, self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
+
+    @contextlib.contextmanager
+    def _explained(self, inputs: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> Iterator[None]:
+        """Adds to an error what the model was called with: PyTorch names neither columns nor shapes of arguments."""
+        try:
+            yield
+        except Exception as error:
+            named = zip([*self.training.feature_columns, *self.training.label_columns], [*inputs, *labels], strict=True)
+            found = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
+            error.add_note(
+                f"The model was called with {len(inputs)} arguments, {', '.join(found[: len(inputs)])}; the labels "
+                f"were {', '.join(found[len(inputs) :])}."
+            )
+            raise
 
     def _share_buffers(self) -> None:
         """As running means of BatchNorm are those of a rank's own batches, all validate with those that are saved."""
@@ -143,9 +159,10 @@ class _Trainer:
             for batch, rows, _ in batches.of_epoch(epoch):
                 inputs, labels, weights = self._tensors(batch)
                 losses = self.losses.scaled(1.0)
-                outputs, labels = same_shapes(self.model(*inputs), labels)
-                loss = losses(outputs, labels, weights)
-                sums.add(float(loss), self._metrics(outputs, labels), rows)
+                with self._explained(inputs, labels):
+                    outputs, labels = same_shapes(self.model(*inputs), labels)
+                    loss = losses(outputs, labels, weights)
+                sums.add(number(loss, "the loss"), self._metrics(outputs, labels), rows)
         return sums.over_ranks(self.hvd)
 
     def _tensors(self, batch: Batch) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor | None]:
@@ -166,13 +183,16 @@ class _Trainer:
             values = []
             for metric in self.training.metrics:
                 each = metric if isinstance(metric, (list, tuple)) else [metric] * len(labels)
-                of_labels = [one(output, label) for one, output, label in zip(each, found, labels, strict=True)]
-                values.append(float(sum(float(value) for value in of_labels) / len(of_labels)))
+                of_labels = [
+                    number(one(output, label), f"the metric {getattr(one, '__name__', type(one).__name__)}")
+                    for one, output, label in zip(each, found, labels, strict=True)
+                ]
+                values.append(sum(of_labels) / len(of_labels))
             return values
 
     def _note(self, outputs: Any) -> None:
         if not self.predictions:
-            self.predictions = [kind_of(output.detach().cpu().numpy()) for output in as_list(outputs)]
+            self.predictions = [kind_of(as_array(output)) for output in as_list(outputs)]
 
     def _look(self, epoch: int) -> None:
         """How predictions look, where nothing was trained."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from horovod.base.errors import DataCode
+from horovod.base.errors import DataCode, TrainingCode
 from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape, of_row
 
@@ -54,5 +54,29 @@ def floating_type(model: torch.nn.Module) -> torch.dtype:
 
 
 def as_list(outputs: Any) -> list[torch.Tensor]:
-    """What a model returns, as one tensor for each label."""
-    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    """What a model returns, as one tensor for each label. ValueError for a dict, whose order nobody knows."""
+    found = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+    for one in found:
+        if not isinstance(one, torch.Tensor):
+            raise refused(
+                f"the model returns {type(one).__name__}, of which no prediction can be made: its forward() must "
+                "return a tensor for each label, in the order of label_cols.",
+                TrainingCode.CONTRADICTORY_ARGUMENTS,
+            )
+    return found
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """On the CPU, with a type that NumPy has and Arrow casts."""
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+
+
+def number(value: Any, what: str) -> float:
+    """Of a tensor with one number, or of a number. ValueError for anything else."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return float(value.detach())
+    if isinstance(value, (bool, int, float, np.number)) or (isinstance(value, np.ndarray) and value.size == 1):
+        return float(value.item() if isinstance(value, np.ndarray) else value)
+    found = f"a tensor of the shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    raise refused(f"{what} must return one number for a batch, such as the mean over its rows, not {found}.")
