@@ -77,7 +77,9 @@ class _DistributedOptimizer(WrappedOptimizer):
         """Waits until all gradients are reduced; afterwards they may be clipped or inspected.
 
         The backward pass that makes the last gradient has waited already, unless a parameter of some rank has none;
-        such gradients take part as zeros. Call `step` inside `skip_synchronize()` afterwards.
+        such gradients take part as zeros. They do so too where no rank has one, so weight decay and momentum change a
+        parameter that one process would leave alone. Freeze it to prevent that. Call `step`
+        inside `skip_synchronize()` afterwards.
 
         Raises:
             AssertionError: a gradient was changed while it was being reduced; the message names parameter, rank and
