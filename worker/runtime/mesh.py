@@ -226,13 +226,11 @@ class _Assembly:
     def run(self, deadline: float, check: Callable[[], None], wire_keys: dict[int, bytes]) -> dict[int, list[int]]:
         for (rank, _), slot in self._slots.items():
             if rank < self._world.rank and not slot.endpoints:
-                raise StartError(
-                    coded(
-                        WorldCode.MEMBERS_DISAGREE,
-                        f"{capitalized(self._world.label(rank))} offers no address for TCP connections; start all ranks with the "
-                        "same HOROVOD_TRANSPORT.",
-                    )
+                peer = capitalized(self._world.label(rank))
+                sentence = (
+                    f"{peer} offers no address for TCP connections; start all ranks with the same HOROVOD_TRANSPORT."
                 )
+                raise StartError(coded(WorldCode.MEMBERS_DISAGREE, sentence))
         while any(slot.proven is None for slot in self._slots.values()):
             check()
             now = time.monotonic()
