@@ -155,18 +155,20 @@ def test_a_batch_that_does_not_come_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_item_that_takes_longer_than_it_may_is_given_up() -> None:
-    came = threading.Event()
+    begun, came = threading.Event(), threading.Event()
 
     def late() -> Iterator[int]:
         yield 1
+        begun.set()
         came.wait(60)
         yield 2
 
-    limits = iter([60.0])  # for the first item, if it is waited for
-    passed = prefetch.Prefetch(late, 1, limit=lambda: next(limits, 0.01))
+    passed = prefetch.Prefetch(late, 1, limit=lambda: 0.01 if begun.is_set() else 60.0)
     try:
+        assert next(iter(passed)) == 1
+        assert begun.wait(60)
         with pytest.raises(TimeoutError, match="no answer"):
-            list(passed)
+            next(passed)
         assert passed.is_late
         passed.close()  # waits for nothing
         assert len(loader_threads()) == 1
