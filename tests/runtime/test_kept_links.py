@@ -178,7 +178,7 @@ def test_what_does_not_end_is_no_use(processes, monkeypatch):
     assert one.inodes() != before
 
 
-def test_more_than_is_worth_to_be_sent(processes):
+def test_more_than_is_worth_to_be_sent(processes, monkeypatch):
     one, other = pair = processes(2)
     form(pair, 1)
     before = one.inodes()
@@ -188,6 +188,20 @@ def test_more_than_is_worth_to_be_sent(processes):
     assert kept_links._waiting_bytes(one.links[1]) > kept_links.MAX_WAITING_BYTES
     one.leave()
     other.leave()
+    has_looked = threading.Event()
+    take, take_of_other = one.kept.take, other.kept.take
+
+    def looks(world: World) -> Links:
+        taken = take(world)
+        has_looked.set()
+        return taken
+
+    def looks_later(world: World) -> Links:  # from then on it throws away what was sent, and nothing waits any more
+        assert has_looked.wait(60)
+        return take_of_other(world)
+
+    monkeypatch.setattr(one.kept, "take", looks)
+    monkeypatch.setattr(other.kept, "take", looks_later)
     form(pair, 2)
     assert one.inodes() != before
 
