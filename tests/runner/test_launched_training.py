@@ -181,7 +181,7 @@ def test_a_timeline_that_cannot_be_written_ends_the_job(horovodrun: Run, program
 
 
 def test_the_others_hear_how_a_process_ended(horovodrun: Run, program: Program) -> None:
-    """The launcher is the agent of its own machine: what it sees is evidence for the world.
+    """horovodrun is also the agent of its host: the coordinator believes it how a process has ended.
 
     An operation may fail first for what the data plane sees, which is only that the process has ended.
     """

@@ -123,7 +123,7 @@ def allreduce_of(
     postscale_factor: float,
     process_set: ProcessSet,
 ) -> list[jax.Array]:
-    """`grouped_allreduce` of what is called `content` on all ranks; calls of other content never meet it.
+    """`grouped_allreduce` of tensors that `content` names. Ranks whose names differ never reduce with each other.
 
     asynchronous: a compiled function goes on meanwhile with what needs no result of it.
     """

@@ -184,7 +184,7 @@ def test_an_executable(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_too_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It returns when nobody waits for it any more."""
+    """`write` returns only when the thread of the job has ended, which warns that it does not wait any longer."""
     monkeypatch.setattr(job, "LAST_OUTPUT_S", 0.1)
 
     class Slow:

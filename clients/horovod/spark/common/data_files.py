@@ -39,7 +39,7 @@ class Written:
 
 
 def write(df: DataFrame, path: str, store: Any, verbose: int = 0) -> Written:
-    """Writes the DataFrame to the URL `path` of the store, in place of what is there.
+    """Writes the rows of `df` as Parquet files to the URL `path` of the store, and removes the files that were there.
 
     Raises:
         OSError: Spark has no file system for the URL, and its tasks or the driver can't write there either.
@@ -66,7 +66,7 @@ def _is_written_by_spark(df: DataFrame, path: str, store: Any) -> bool:
 
 
 def is_without_file_system(text: str) -> bool:
-    """Whether Spark has no file system for the URL that it was to write to. text: what it raised. Pure."""
+    """Whether an error of Spark's writer says that Spark has no file system for the URL. text: the error. Pure."""
     return _NO_FILE_SYSTEM.search(text) is not None
 
 

@@ -147,7 +147,9 @@ def _resumed(trainer: Any, training: Training, folder: str) -> dict[str, Any]:
 
 
 def _not_resumed(error: Exception) -> ValueError:
-    """Lightning and PyTorch say what they found while they loaded, and not where it comes from."""
+    """The error where the checkpoint of a run does not load. Those of Lightning and PyTorch name what does not fit, and
+    not that it comes from that checkpoint.
+    """
     reason = " ".join(str(error).split()).rstrip(".")
     return refused(
         f"the run can't go on with its checkpoint: {type(error).__name__}: {reason}. Give the same model and "

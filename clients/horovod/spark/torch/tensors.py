@@ -54,7 +54,7 @@ def floating_type(model: torch.nn.Module) -> torch.dtype:
 
 
 def as_list(outputs: Any) -> list[torch.Tensor]:
-    """What a model returns, as one tensor for each label. ValueError for a dict, whose order nobody knows."""
+    """The outputs of a model as a list of tensors. ValueError for a dict: its entries have no known order of labels."""
     found = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
     for one in found:
         if not isinstance(one, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Data sets of several files that appear at a path all together, in place of what was there before.
+"""Publishes the files of a data set: readers find all of them at its path, or an error, and no file of an earlier one.
 
 Whoever writes the files puts them into a folder of its own below the path, whose name readers leave out (staging_name).
 When all of them are written, publish() moves those that count. As object stores have no rename, it copies there.
