@@ -22,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod.base.errors import DataCode, TrainingCode
-from horovod.data import AsyncDataLoaderMixin, ParquetReader
-from horovod.data.parquet import threads
+from horovod.data import AsyncDataLoaderMixin, ParquetReader, services
 from horovod.data.parquet.plan import pieces_of
 
 ROWS = 1000
@@ -290,7 +289,7 @@ def test_a_service_that_is_silent(path: str, monkeypatch: pytest.MonkeyPatch) ->
     try:
         reader = ParquetReader("memory://silent")
         answers.clear()
-        monkeypatch.setattr(threads, "ANSWER_SECONDS", 0.01)
+        monkeypatch.setattr(services, "ANSWER_SECONDS", 0.01)
         silent = ends_with(DataCode.UNREADABLE_DATA, "silent", "no answer")
         with pytest.raises(OSError, match=silent):
             list(reader)

@@ -23,9 +23,9 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import DataCode
-from horovod.data import ParquetReader
+from horovod.data import ParquetReader, services
 from horovod.spark.common.data_files import count_rows
-from horovod.spark.common.store import FilesystemStore, Store, failures, publishing
+from horovod.spark.common.store import FilesystemStore, Store, publishing
 
 DEADLINE_S = 120.0
 pytestmark = pytest.mark.timeout(300)
@@ -329,7 +329,7 @@ def test_a_service_that_is_away(service: object_stores.Service) -> None:
 
 def test_a_service_that_never_answers(service: object_stores.Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """The packages wait for minutes, and s3fs without end."""
-    monkeypatch.setattr(failures, "ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr(services, "ANSWER_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         refused(Store.create(service.url("x"), storage_options=service.options(address)))

@@ -12,18 +12,13 @@ from typing import Any, Final
 
 from horovod.base.errors import DataCode, coded
 from horovod.data.prefetch import Prefetch
-
-# How long a read may take: for a service that answers at last, and for the bytes on a slow network.
-ANSWER_SECONDS: Final = 300.0
-_SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
+from horovod.data.services import answer_limit_seconds, reason_in_words
 
 # Arrow reads over a network by calling Python from native code. Such a call should end before the interpreter does.
 _EXIT_SECONDS: Final = 60.0
 
 # How many items a thread may have ready, beside the one that it makes.
 _AHEAD: Final = 1
-
-_LONGEST: Final = 500  # characters of a reason: some services answer with a page
 
 
 @contextmanager
@@ -43,7 +38,7 @@ def threads(
 
     def thread(number: int) -> Prefetch:
         def limit() -> float:
-            return ANSWER_SECONDS + size_bytes(number) / _SLOWEST_BYTES_PER_SECOND
+            return answer_limit_seconds(size_bytes(number))
 
         return Prefetch(makers[number], _AHEAD, _EXIT_SECONDS, awaited=lambda: awaited(number), limit=limit)
 
@@ -79,5 +74,5 @@ def unreadable(what: str, why: object) -> OSError:
     """`why` may be an exception of any kind: each file system raises those of its own library."""
     if isinstance(why, FileNotFoundError):
         why = "it is not there"
-    reason = " ".join(str(why).split())[:_LONGEST].rstrip(".") or type(why).__name__
+    reason = reason_in_words(why) or type(why).__name__
     return OSError(coded(DataCode.UNREADABLE_DATA, f"{what} can't be read: {reason}."))

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from horovod.base.errors import DataCode, coded
-
-# How long a service may take to answer one request. Where no service listens at the address, s3fs, gcsfs and adlfs give
-# up earlier, after 90 s at most.
-ANSWER_SECONDS: Final = 300.0
-_SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
-_LONGEST: Final = 500  # characters of a reason: some services answer with a page
+from horovod.data.services import answer_limit_seconds, reason_in_words
 
 
 def call(filesystem: Any, method: str, *arguments: Any, content_bytes: int = 0, **options: Any) -> Any:
-    """filesystem.method(*arguments, **options). Where it waits for a service, TimeoutError after ANSWER_SECONDS and the
-    time that a slow network needs for a content of `content_bytes`; what the method was about to do is cancelled then.
+    """filesystem.method(*arguments, **options). Where it waits for a service, TimeoutError after the time that a
+    content of `content_bytes` may take (answer_limit_seconds); what the method was about to do is cancelled then.
     """
     if not getattr(filesystem, "async_impl", False):
         return getattr(filesystem, method)(*arguments, **options)
     from fsspec.asyn import FSTimeoutError, sync
 
     coroutine = getattr(filesystem, f"_{method}")
-    seconds = ANSWER_SECONDS + content_bytes / _SLOWEST_BYTES_PER_SECOND
+    seconds = answer_limit_seconds(content_bytes)
     try:
         return sync(filesystem.loop, coroutine, *arguments, timeout=seconds, **options)
     except FSTimeoutError as error:  # of ours, or of the package
@@ -50,7 +45,7 @@ def asked(path: str) -> Iterator[None]:
 def failed(path: str, why: Exception | str) -> OSError:
     """The error for a path of a store that can't be used."""
     kind = next((one for one in (FileNotFoundError, PermissionError) if isinstance(why, one)), OSError)
-    reason = " ".join(str(why).split())[:_LONGEST].rstrip(".")
+    reason = reason_in_words(why)
     if isinstance(why, Exception):
         reason = f"{type(why).__name__}: {reason}" if reason else type(why).__name__
     return kind(coded(DataCode.DATA_STORE_FAILED, f"{path} can't be used: {reason}."))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from horovod.spark.common.store import failures
+from horovod.data import services
 from horovod.spark.common.store.failures import call
 from horovod.spark.common.store.writing import write_file
 
@@ -72,7 +72,7 @@ def _sizes(filesystem: Any, folder: str) -> dict[str, int]:
 
 def _check(filesystem: Any, folder: str, expected: Mapping[str, int]) -> None:
     """OSError unless these files, and no others, are at `folder`. Azure may answer before a copy is complete."""
-    deadline = time.monotonic() + failures.ANSWER_SECONDS
+    deadline = time.monotonic() + services.ANSWER_SECONDS
     while (found := _visible(filesystem, folder)) != expected:
         others, missing = found.keys() - expected, expected.keys() - found
         if others:
