@@ -25,6 +25,8 @@ from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 TOLD_AFTER_S = 1.0  # a process that waits so long to join is told why
+# Where a connection ends, gRPC ends the stream's requests and cancels its handler, in either order: so soon after it.
+_CANCELLED_WITHIN_S = 0.5
 MAX_EVENTS = 1 << 16  # a world may lose all its members at once
 
 _NONSENSE = coded(
@@ -92,7 +94,10 @@ class MembershipService(MembershipServicer):
                 span.end()
             return with_latest_progress(items)
 
+        returns = False
+
         def receive(message: pb.MemberMessage) -> None:
+            nonlocal returns
             if message.HasField("received"):
                 relayed.arrived()
                 self._hub.received(member_id, message.received.epoch)
@@ -101,7 +106,7 @@ class MembershipService(MembershipServicer):
             elif message.HasField("testimony"):
                 self._hub.testified(member_id, message.testimony)
             elif message.HasField("leave"):
-                leave = message.leave
+                leave, returns = message.leave, message.leave.returns
                 self._hub.leave(member_id, printable(leave.reason), returns=leave.returns, failed=leave.failed)
             elif message.HasField("leaving"):
                 message.leaving.reason = printable(message.leaving.reason)
@@ -116,6 +121,8 @@ class MembershipService(MembershipServicer):
         try:
             limits, sending = self._access.limits, self._sending
             await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed)
+            if returns:  # else it makes no difference how the stream has ended
+                await asyncio.sleep(_CANCELLED_WITHIN_S)
         except asyncio.CancelledError:
             broke = True
             raise
