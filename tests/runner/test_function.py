@@ -125,9 +125,16 @@ def test_a_rank_that_ends_without_an_answer(how: str, facts: list[str]) -> None:
         horovod.run(by_value(end_badly), (how,), num_proc=2)
 
 
-def test_a_result_that_cannot_be_sent_names_its_rank() -> None:
-    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, "Rank 0", "TypeError: cannot pickle")):
-        horovod.run(by_value(threading.Lock))
+def test_a_result_that_cannot_be_sent_names_its_rank_and_its_entry() -> None:
+    facts = (
+        "Rank 0",
+        "UnpicklableResultError",
+        "an object of type dict",
+        "['model'][1] is of type _thread.lock",
+        "can't be",
+    )
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, *facts)):
+        horovod.run(by_value(lambda: {"loss": 0.5, "model": (1, threading.Lock())}))
 
 
 def look_at_descriptors() -> tuple[list[str], list[str]]:

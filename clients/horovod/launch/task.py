@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from horovod.base.errors import EngineCode, LaunchCode, coded, without_code
+from horovod.base.errors import EngineCode, LaunchCode, OperationCode, coded, without_code
 from horovod.base.settings import ROWS, resolve
 
 if TYPE_CHECKING:
     import grpc
 
 _LENGTH = struct.Struct("<Q")  # the length of what follows; 0 until all of it is there
+
+_LONGEST_PLACE = 100  # characters of the index expression of an entry
 
 BY_COORDINATOR = "--by-coordinator"  # the argument of a rank that uses the coordinator instead of descriptors
 
@@ -130,6 +132,52 @@ def _pieces(descriptor: int, length: int) -> Iterator[bytes]:
             raise EOFError(coded(EngineCode.INTERNAL, "The file of horovod.run is shorter than it says."))
         yield piece
         length, at = length - len(piece), at + len(piece)
+
+
+class UnpicklableResultError(TypeError):
+    """The function has returned something that can't be sent to the caller."""
+
+
+def unpicklable(value: Any, error: Exception) -> UnpicklableResultError:
+    """The error for a result that pickle refuses with `error`. It names the entry that is at fault."""
+    place, part = _unpicklable_part(value)
+    at_fault = f" (its entry {place} is of type {_type_name(part)})" if place else ""
+    sentence = (
+        f"the function has returned an object of type {_type_name(value)}{at_fault}, and that result can't be sent to "
+        f"the caller, since pickle refuses it: {without_code(error).strip().rstrip('.')}. Return something that pickle "
+        "can take, such as numbers, arrays, a state_dict or the path of a file."
+    )
+    return UnpicklableResultError(coded(OperationCode.UNPICKLABLE, sentence))
+
+
+def _unpicklable_part(value: Any) -> tuple[str, Any]:
+    """Where in containers the object is that pickle refuses, as an index expression, and that object."""
+    place, part = "", value
+    while entries := _entries(part):
+        refused = next(((key, entry) for key, entry in entries if not _is_picklable(entry)), None)
+        if refused is None or len(place) > _LONGEST_PLACE:  # a container that holds itself has no end
+            break
+        place, part = f"{place}[{refused[0]!r}]", refused[1]
+    return place, part
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return list(value.items())
+    return list(enumerate(value)) if isinstance(value, (list, tuple)) else []
+
+
+def _is_picklable(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:
+        return False
+    return True
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def no_result(rank: int, host: str) -> str:
@@ -258,8 +306,12 @@ def main(arguments: list[str]) -> int:
             sys.path.insert(0, os.getcwd())
         sys.path.extend(entry for entry in own if entry not in sys.path)
         function, args, kwargs = pickle.load(stream)  # noqa: S301
-        value = cloudpickle.dumps(function(*args, **kwargs))
-        result = Result(value, None, "", 0.0, *_last_world())
+        value = function(*args, **kwargs)
+        try:
+            content = cloudpickle.dumps(value)
+        except Exception as error:
+            raise unpicklable(value, error) from None
+        result = Result(content, None, "", 0.0, *_last_world())
     except Exception as error:
         at_s = time.monotonic()
         # A peer that noticed may end first and have this rank stopped, which must not cut its account short.

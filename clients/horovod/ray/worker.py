@@ -14,6 +14,7 @@ import ray
 from horovod.base.errors import without_code
 from horovod.base.settings import variables
 from horovod.launch.job_environment import of_another, trusting
+from horovod.launch.task import unpicklable
 from horovod.ray import ray_logger
 
 _REASON_LENGTH = 200
@@ -107,7 +108,7 @@ class BaseHorovodWorker:
     def execute(self, func: Callable[[Any], Any]) -> Any:
         """func(executable)"""
         with Reported():
-            return func(self.executable)
+            return _sendable(func(self.executable))
 
     def train(
         self,
@@ -162,6 +163,22 @@ class Reported:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if kind is not None and error is not None:
             leave_world(f"its function raised {described(error)}")
+
+
+def _sendable(value: Any) -> Any:
+    """`value`, if Ray can send it.
+
+    Raises:
+        UnpicklableResultError: it can't. Ray's own error does not say that it is about the result, and comes when this
+            rank has left its function already, so that its peers would not hear of it.
+    """
+    context = getattr(ray._private.worker.global_worker, "get_serialization_context", None)
+    if context is not None and ray.is_initialized():
+        try:
+            context().serialize(value)
+        except Exception as error:
+            raise unpicklable(value, error) from None
+    return value
 
 
 def described(error: BaseException) -> str:

@@ -22,6 +22,7 @@ from ray.util.placement_group import placement_group_table
 from resources import eventually
 
 from horovod.base.errors import OperationCode
+from horovod.launch.task import UnpicklableResultError
 from horovod.ray import RayExecutor
 
 Make = Callable[..., RayExecutor]
@@ -95,6 +96,20 @@ def test_a_function_that_raises_frees_its_peers(trio: RayExecutor) -> None:
         assert "rank 2" in told
         assert "raised ZeroDivisionError: out of coffee" in told
     assert {one["sum"] for one in trio.run(ray_ranks.place)} == {3.0}
+
+    # Its result can't be sent.
+    def locked() -> Any:
+        from horovod.common import basics as hvd
+
+        hvd.init()
+        ray_ranks.allreduce("begin")
+        return {"lock": threading.Lock()} if hvd.rank() == 1 else str(ray_ranks.lost())
+
+    refs = trio.run_remote(locked)
+    facts = "of type dict", "['lock'] is of type _thread.lock"
+    with pytest.raises(UnpicklableResultError, match=ends_with(OperationCode.UNPICKLABLE, *facts)):
+        ray.get(refs[1])
+    assert all("UnpicklableResultError" in told for told in ray.get([refs[0], refs[2]]))
 
 
 def test_a_killed_actor(trio: RayExecutor) -> None:

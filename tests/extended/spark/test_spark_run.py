@@ -100,6 +100,21 @@ def test_a_rank_that_leaves_no_result() -> None:
         run(end, num_proc=1)
 
 
+def test_a_result_that_can_not_be_sent() -> None:
+    def locked() -> Any:
+        return {"lock": threading.Lock()}
+
+    facts = (
+        "rank 0 on host",
+        "UnpicklableResultError",
+        "of type dict",
+        "['lock'] is of type _thread.lock",
+        "cannot pickle",
+    )
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FUNCTION_RAISED, FAILED, *facts)):
+        run(locked, num_proc=1)
+
+
 def test_too_few_slots(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is up before Spark has got the job, which it must not begin later."""
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "0.001")
