@@ -1,10 +1,20 @@
-"""BestModelCheckpoint: Keras's ModelCheckpoint whose path is set later, by who knows it."""
+"""BestModelCheckpoint: Keras's ModelCheckpoint whose path is set later, by who knows it.
+
+In elastic training each world is another `fit`, for which scripts make their callbacks anew. A new callback would take
+the first model that it sees for the best one, and write it over a better one. So the best value is kept for the elastic
+state.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from typing import Any, Final
 
+from horovod._keras.progress import progress_of
 from horovod.base.errors import TrainingCode, coded
+
+# The best values of an elastic state, by metric and path.
+_BEST: Final[weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]]] = weakref.WeakKeyDictionary()
 
 
 class BestModel:
@@ -39,4 +49,10 @@ class BestModel:
                     "BestModelCheckpoint does not know where to save to. Set its attribute `filepath` first.",
                 )
             )
+        state = progress_of(self.model).state  # type: ignore[attr-defined]
+        best = {} if state is None else _BEST.setdefault(state, {})
+        place = (self.monitor, str(self.filepath))  # type: ignore[attr-defined]
+        if place in best:
+            self.best = best[place]
         super()._save_model(*arguments, **options)  # type: ignore[misc]
+        best[place] = self.best

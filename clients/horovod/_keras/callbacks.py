@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
+from horovod._keras.progress import Progress, begins, progress_of
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.base.words import ranks_in_words
@@ -168,12 +169,14 @@ class LearningRateScheduleCallback(_OfAKeras):
         self.steps_per_epoch = steps_per_epoch
         self._asks_for_steps = not steps_per_epoch
         self.current_epoch = 0
+        self._before: Progress | None = None  # of the epoch, once its first batch begins
         factor = multiplier
         self.multiplier: Callable[[float], float] = (
             factor if callable(factor) else lambda epoch: factor ** (epoch - start_epoch)
         )
 
     def on_train_begin(self, logs: Any = None) -> None:
+        begins(self.model)
         self.current_epoch = 0
         # Anew for each fit: in an elastic world of another size, ranks that were in the last one would keep its steps,
         # and have other rates than those that are new.
@@ -190,8 +193,12 @@ class LearningRateScheduleCallback(_OfAKeras):
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self.current_epoch = epoch
+        self._before = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._before is None:  # once in an epoch: on JAX, to ask for self.model makes Keras's trainer slower
+            self._before = progress_of(self.model)
+            self.current_epoch += self._before.epochs
         if self.current_epoch < self.start_epoch or (
             self.end_epoch is not None and self.current_epoch >= self.end_epoch
         ):
@@ -200,7 +207,10 @@ class LearningRateScheduleCallback(_OfAKeras):
             if batch == 0:
                 self._adjust_learning_rate(self.current_epoch)
         else:
-            self._adjust_learning_rate(self.current_epoch + batch / (self.steps_per_epoch or 1))
+            steps = self.steps_per_epoch or 1
+            if done := self._before.batches:  # may be more than an epoch of this world has, and `fit` adds one
+                batch = min(done + batch, steps - 1)
+            self._adjust_learning_rate(self.current_epoch + batch / steps)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is not None:
@@ -254,9 +264,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if epoch + 1 == self.end_epoch and self.verbose > 0 and rank() == 0:
+        if self.current_epoch + 1 == self.end_epoch and self.verbose > 0 and rank() == 0:
             rate = _rate_of(self.model.optimizer)
-            print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
+            print(f"\nEpoch {self.current_epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
 
 
 # -- what the Keras at hand calls it -----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
+from horovod._keras.progress import begins, written
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
@@ -173,6 +174,9 @@ class UpdateBatchStateCallback(_OfBatches):
         super().__init__(state)
         self._ends_epoch = False
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        begins(self.model)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_begin(epoch, logs)
         self._ends_epoch = False
@@ -183,6 +187,7 @@ class UpdateBatchStateCallback(_OfBatches):
                 self.state.batch,
             )
             self.state.batch = 0
+        written(self.model, self.state).batches = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.state.batch += self._ended(batch)
@@ -208,10 +213,12 @@ class UpdateEpochStateCallback(CallbackMixin):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._before = None
+        begins(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._before is None:
             self._before = self.state.epoch - epoch
+        written(self.model, self.state).epochs = self._before
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.state.epoch = (self._before or 0) + epoch + 1

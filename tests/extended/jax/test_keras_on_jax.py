@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras_batch_norm
+import keras_elastic_rates
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -137,3 +138,15 @@ def test_an_infinity_on_one_rank_skips_the_step_on_all(world: World, outside: bo
 
 def test_what_is_not_there_says_so(world: World) -> None:
     world.run(_what_is_not_there)
+
+
+def _go_on(folder: str) -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    keras_elastic_rates.go_on(hvd, keras, keras.optimizers, folder)
+
+
+def test_callbacks_after_an_interrupted_epoch(world: World, tmp_path: Path) -> None:
+    world.run(_go_on, str(tmp_path))

@@ -18,6 +18,7 @@ BATCHES = 8
 ROWS = 12  # of a batch; 1 to 3 ranks share them evenly
 STEPS = 4  # of an epoch
 KILLED_AT = 1
+RATE = 0.02  # of one rank, where it follows the size
 WAITS_AT = 2  # for the world to have its size again, where it grows
 
 
@@ -274,6 +275,63 @@ def _train_in_fit(victim: int, grows_to: int, lives: str, signum: int = signal.S
 
     train(state)
     return sizes, model.get_weights()[0]
+
+
+def _train_with_warmup(victim: int, grows_to: int, lives: str) -> tuple[Any, Any]:
+    """(size, epoch, batch, learning rate) of each batch, and the weights."""
+    import keras
+
+    import horovod.keras as hvd
+
+    incident = _Incident(victim, grows_to, lives, signal.SIGKILL)
+    hvd.init()
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1, use_bias=False)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(RATE * hvd.size(), warmup_epochs=2)
+
+    def follow_the_size() -> None:
+        warmup.initial_lr = RATE * hvd.size()
+
+    state.register_reset_callbacks([follow_the_size])
+    seen: list[tuple[int, int, int, float]] = []
+
+    def look(batch: int, logs: Any = None) -> None:
+        incident(state)
+        seen.append((hvd.size(), state.epoch, state.batch, float(np.array(model.optimizer.learning_rate))))
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        rows, targets = (np.tile(_share(what), [STEPS, 1]) for what in _rows())
+        callbacks = [
+            warmup,
+            keras.callbacks.LambdaCallback(on_train_batch_begin=look),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+            hvd.elastic.CommitStateCallback(state),
+        ]
+        batch_size = ROWS // hvd.size()
+        model.fit(rows, targets, batch_size=batch_size, epochs=3 - state.epoch, verbose=0, callbacks=callbacks)
+
+    train(state)
+    return seen, model.get_weights()[0]
+
+
+@pytest.mark.parametrize(("grows_to", "sizes"), [(0, [3, 2]), (3, [3, 2, 3])], ids=["survivors", "replaced"])
+def test_warm_up_goes_on_where_an_epoch_was_interrupted(grows_to: int, sizes: list[int], tmp_path: Path) -> None:
+    replaced = [lambda: None] if grows_to else []
+    with _changing(3, "shm") as world:
+        outcomes = world.outcomes(_train_with_warmup, 1, grows_to, str(tmp_path / "lives"), before_replacing=replaced)
+    survivors = [outcomes[0].value, outcomes[2].value]
+    for seen, weights in survivors:
+        assert list(dict.fromkeys(size for size, *_ in seen)) == list(dict.fromkeys(sizes))
+        # Batches that were not committed when the rank was lost are trained once more.
+        places = [(epoch, batch) for epoch in range(3) for batch in range(STEPS)]
+        assert list(dict.fromkeys((epoch, batch) for _, epoch, batch, _ in seen)) == places
+        for size, epoch, batch, rate in seen:
+            part = min(epoch + (batch + 1) / STEPS, 2) / 2
+            assert rate == pytest.approx(RATE * (1 + (size - 1) * part), rel=1e-5), (size, epoch, batch)
+        np.testing.assert_array_equal(weights, survivors[0][1])
 
 
 _TRAINED = pytest.mark.parametrize(

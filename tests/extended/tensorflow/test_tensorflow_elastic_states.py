@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import keras_elastic_rates
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -76,6 +78,32 @@ def _keras_state() -> None:
 def test_the_state_of_a_keras_model_and_its_callbacks(tf_pair: World, torch_pair: World) -> None:
     tf_pair.run(_keras_state)
     torch_pair.run(_keras_state)
+
+
+def _callbacks_go_on(folder: str) -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    keras_elastic_rates.go_on(hvd, keras, keras.optimizers, folder)
+
+
+def _callbacks_of_tf_keras_go_on(folder: str) -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow.keras as hvd
+
+    for optimizers in (tf.keras.optimizers, tf.keras.optimizers.legacy):
+        keras_elastic_rates.go_on(hvd, tf.keras, optimizers, folder)
+        Path(folder, f"best-{hvd.rank()}.weights.h5").unlink()
+
+
+def test_callbacks_after_an_interrupted_epoch(
+    tf_pair: World, torch_pair: World, legacy_pair: World, tmp_path: Path
+) -> None:
+    tf_pair.run(_callbacks_go_on, str(tmp_path))
+    torch_pair.run(_callbacks_go_on, str(tmp_path))
+    legacy_pair.run(_callbacks_of_tf_keras_go_on, str(tmp_path))
 
 
 def _tensorflow_keras_state(given: bool) -> None:
