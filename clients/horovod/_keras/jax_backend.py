@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from horovod import jax as hvd
 from horovod.base.errors import TrainingCode, coded
@@ -109,6 +110,7 @@ def reducescatter(value: Any, name: str | None, op: int) -> Any:
     return hvd.reducescatter(_array(value), name=name, op=op)
 
 
-def _array(value: Any) -> jax.Array:
+def _array(value: Any) -> Any:
     value = getattr(value, "value", value)  # of a keras.Variable
-    return value if isinstance(value, jax.Array) else jnp.asarray(value)
+    # NumPy's travel in 64 bits. Lists are arrays here, and not trees.
+    return value if isinstance(value, jax.Array | np.ndarray | np.generic) else jnp.asarray(value)

@@ -13,6 +13,7 @@ MORE: Final = {
     "TensorFlow": ["SyncBatchNormalization"],
     "Keras": ["SyncBatchNormalization"],
     "PyTorch": ["mpi_ops.is_homogeneous"],
+    "JAX": ["linen.SyncBatchNorm", "nnx.SyncBatchNorm"],
 }
 
 # What stands for a name in a framework; the name itself too, where it is there.
@@ -32,7 +33,11 @@ INSTEAD: Final[dict[str, dict[str, tuple[str, ...]]]] = {
     "DistributedOptimizer": {"MXNet": ("DistributedOptimizer", "DistributedTrainer")},
     "DistributedGradientTape": {"JAX": ("grad", "value_and_grad")},
     "PartialDistributedOptimizer": {"TensorFlow": ("PartialDistributedGradientTape",)},
-    "SyncBatchNorm": {"TensorFlow": ("SyncBatchNormalization",), "Keras": ("SyncBatchNormalization",)},
+    "SyncBatchNorm": {
+        "TensorFlow": ("SyncBatchNormalization",),
+        "Keras": ("SyncBatchNormalization",),
+        "JAX": ("linen.SyncBatchNorm", "nnx.SyncBatchNorm"),
+    },
     "elastic.State": {
         "PyTorch": ("elastic.TorchState",),
         "TensorFlow": ("elastic.TensorFlowState", "elastic.TensorFlowKerasState"),
@@ -112,9 +117,6 @@ REASONS: Final[dict[str, dict[str, str]]] = {
         "PyTorch": f"{_LOCAL}.",
         "MXNet": f"{_LOCAL}.",
         "JAX": f"{_LOCAL}, by `optax.multi_transform`.",
-    },
-    "SyncBatchNorm": {
-        "JAX": "JAX has no layers. `hvd.allreduce` is differentiable, and of a layer's sums it is all that is needed.",
     },
     "HorovodInternalError": _for(
         "Operations raise TensorFlow's errors, with Horovod's sentence and its code. The class is in "

@@ -2,6 +2,9 @@
 
 An array is read where it lies, once it is computed. A result is written into memory that an array is made on, before
 anybody else has that array: to its user an array never changes.
+
+Unless jax_enable_x64 is set, JAX makes 32 bits of everything that has 64, without a word. Here nothing is lost: arrays
+of 64 bits travel as they are, and NumPy's come back as NumPy's (`is_wide`, `like_given`).
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.core import trace_state_clean
 from jax._src.interpreters.pxla import batched_device_put  # jax.device_put takes ten times as long to call it
 from jax.core import ShapedArray
 from jax.sharding import SingleDeviceSharding
@@ -31,6 +35,7 @@ DTYPE_CODES: Final[dict[np.dtype[Any], int]] = {
     for dtype in DType
     if (kind := getattr(jnp, {"BOOL": "bool_"}.get(dtype.name, dtype.name.lower()), None)) is not None
 }
+_WIDE: Final = frozenset(map(np.dtype, ("int64", "uint64", "float64")))
 _DTYPES: Final = {code: dtype for dtype, code in DTYPE_CODES.items()}
 
 
@@ -82,20 +87,61 @@ class JaxFramework:
         raise NotImplementedError  # nothing that is on a GPU gets this far
 
 
-def as_array(tensor: Any, operation: str, name: str | None) -> jax.Array:
-    """What a user gave as an array, or ValueError. Arrays that are traced stay as they are."""
-    try:
-        array = tensor if isinstance(tensor, jax.Array) else jnp.asarray(tensor)
-    except TypeError:
-        raise refusal(tensor, operation, name) from None
+def as_array(tensor: Any, operation: str, name: str | None, path: str = "") -> jax.Array:
+    """What a user gave as an array, or ValueError. Arrays that are traced stay as they are.
+
+    path: where it is in the tree that was given, as "['a'][0]".
+    """
+    if isinstance(tensor, jax.Array):
+        array = tensor
+    else:
+        try:
+            array = _of_64_bits(tensor) if is_wide(tensor) else jnp.asarray(tensor)
+        except OverflowError as error:
+            sentence = (
+                f"{tensor!r} does not fit into the 32 bits that JAX's numbers have now. Set jax_enable_x64, or outside "
+                "of compiled functions give an array of NumPy, which travels as it is: numpy.asarray(value)."
+            )
+            where = _where(operation, name, path)
+            raise ValueError(coded(OperationCode.UNSUPPORTED_DTYPE, sentence + where)) from error
+        except (TypeError, ValueError) as error:
+            raise refusal(tensor, operation, name, path) from error
     if array.dtype not in DTYPE_CODES:
-        raise refusal(array, operation, name)
+        raise refusal(array, operation, name, path)
     return array
 
 
-def refusal(tensor: Any, operation: str = "", name: str | None = None) -> ValueError:
+def is_wide(value: Any) -> bool:
+    """Whether it is NumPy's and has 64 bits, of which JAX would drop half now."""
+    return isinstance(value, np.ndarray | np.generic) and value.dtype in _WIDE and not jax.config.jax_enable_x64
+
+
+def like_given(given: Any, result: jax.Array) -> Any:
+    """The result for what a user gave: NumPy's for NumPy's that JAX can't keep in its dtype, else the array."""
+    if not is_wide(given) or result.dtype not in _WIDE:
+        return result
+    values = np.array(result)
+    return values[()] if isinstance(given, np.generic) else values
+
+
+def _of_64_bits(tensor: Any) -> jax.Array:
+    if trace_state_clean():
+        with jax.enable_x64(True):
+            return jnp.asarray(tensor)
+    # A constant in a function that JAX compiles or differentiates, in which nothing has 64 bits.
+    narrow = tensor.astype(jax.dtypes.canonicalize_dtype(tensor.dtype))
+    is_kept = np.isfinite(narrow) == np.isfinite(tensor) if tensor.dtype.kind == "f" else narrow == tensor
+    if not np.all(is_kept):
+        raise OverflowError
+    return jnp.asarray(narrow)
+
+
+def refusal(tensor: Any, operation: str = "", name: str | None = None, path: str = "") -> ValueError:
     """Why the engine can't take `tensor`; the message says what to do."""
-    given = "" if name is None else f" It was given as '{operation}.{name}'."
+    given = _where(operation, name, path)
+    if tensor is None and path:
+        sentence = "None is no array. Leave it out of the tree, or put an array there."
+        return ValueError(coded(OperationCode.NOT_A_TENSOR, sentence + given))
     if not isinstance(tensor, jax.Array):
         sentence = f"A jax.Array, or what jax.numpy.asarray takes, is required, not {type(tensor).__name__}."
         return ValueError(coded(OperationCode.NOT_A_TENSOR, sentence + given))
@@ -104,6 +150,14 @@ def refusal(tensor: Any, operation: str = "", name: str | None = None) -> ValueE
         sentence = f"Arrays of {tensor.dtype} are not supported.{advice}"
         return ValueError(coded(OperationCode.UNSUPPORTED_DTYPE, sentence + given))
     return ValueError(coded(OperationCode.UNSUPPORTED_DEVICE, f"The array {_obstacle(tensor)}{given}"))
+
+
+def _where(operation: str, name: str | None, path: str) -> str:
+    """What was given where, as a sentence."""
+    called = operation if name is None else f"{operation}.{name}"
+    if path:
+        return f" It is the leaf {path} of what was given to {called}."
+    return "" if name is None else f" It was given as '{called}'."
 
 
 def _checked(tensor: Any) -> jax.Array:
@@ -144,16 +198,10 @@ def _on(memory: np.ndarray[Any, Any]) -> jax.Array:
         aval = _aval(memory.shape, memory.dtype)
         return batched_device_put(aval, _sharding(device), [memory], [device], committed=False)
     device = None if is_default else cpu()
-    array = jax.device_put(memory, device, may_alias=True)
-    if array.dtype != memory.dtype:  # JAX makes 32 bits of 64 unless jax_enable_x64 is set
-        raise ValueError(
-            coded(
-                OperationCode.UNSUPPORTED_DTYPE,
-                f"JAX makes no array of {memory.dtype} now. Set jax_enable_x64, or keep the script in "
-                "jax.enable_x64(True) where it calls Horovod with such arrays.",
-            )
-        )
-    return array
+    if memory.dtype.itemsize == 8:
+        with jax.enable_x64(True):  # else it would have 32 bits
+            return jax.device_put(memory, device, may_alias=True)
+    return jax.device_put(memory, device, may_alias=True)
 
 
 @functools.lru_cache(maxsize=4)

@@ -69,10 +69,11 @@ class _Travels:
 class JaxState(ObjectState):
     """The state of a training: pytrees and plain values as attributes, all given by name.
 
-    Arrays are sent as such, everything else with pickle. Saved values are copies, so steps may donate their arguments.
-    A tree may have another structure in a process that is new; it gets that of the others. Objects that hold their
-    arrays otherwise than as leaves (a Flax nnx module in versions in which it is no pytree) are given as their
-    state, `nnx.state(model)`.
+    Arrays are sent as such, everything else with pickle. NumPy's scalars, and its arrays of 64 bits unless
+    jax_enable_x64 is set, stay as they are; its other arrays become JAX's. Saved values are copies, so steps may donate
+    their arguments. A tree may have another structure in a process that is new; it gets that of the others. Objects
+    that hold their arrays otherwise than as leaves (a Flax nnx module in versions in which it is no pytree) are given
+    as their state, `nnx.state(model)`.
 
     Args:
         kwargs: the values, of the same names on all ranks.
@@ -112,9 +113,9 @@ class JaxState(ObjectState):
 
     def _broadcast(self, values: dict[str, Any] | None, root_rank: int) -> dict[str, Any]:
         """broadcast_object for trees with arrays: sends the structure, shapes and dtypes first, then the arrays."""
-        if values is not None:  # in the type in which JAX keeps it everywhere
+        if values is not None:  # JAX's, as on all other ranks
             values = jax.tree.map(
-                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.generic | np.ndarray) else leaf, values
+                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_array(leaf) else leaf, values
             )
         described = None if values is None else jax.tree.map(_described, values)
         received = broadcast_object(described, root_rank, "elastic.trees")
@@ -139,6 +140,7 @@ def _empty(leaf: Any) -> Any:
     if not isinstance(leaf, _Travels):
         return leaf
     if leaf.key is None:
-        return jnp.zeros(leaf.shape, leaf.dtype)
+        with jax.enable_x64(True):  # else one of 64 bits would have 32
+            return jnp.zeros(leaf.shape, leaf.dtype)
     data = jax.random.key_data(jax.random.key(0, impl=leaf.key))
     return jax.random.wrap_key_data(jnp.broadcast_to(data, (*leaf.shape, *data.shape)), impl=leaf.key)

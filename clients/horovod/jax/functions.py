@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common import basics
@@ -13,7 +14,7 @@ from horovod.common.ops import collectives
 from horovod.common.ops.handles import synchronize
 from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES
+from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES, is_wide
 from horovod.jax.devices import in_host_memory, placed_as
 from horovod.jax.waiting import end_compiled_calls, wait_for_compiled_calls
 
@@ -40,7 +41,8 @@ def broadcast_parameters(params: T, root_rank: int = 0, process_set: ProcessSet 
 
     Args:
         params: a pytree with the same structure, shapes and dtypes on all ranks. Leaves that are no arrays (numbers,
-            functions) are sent with pickle.
+            NumPy's scalars, functions) are sent with pickle, and so are NumPy's arrays of 64 bits unless jax_enable_x64
+            is set: they come as they are. NumPy's other arrays become JAX's.
         root_rank: a global rank of the process set.
         process_set: the ranks that take part.
 
@@ -82,8 +84,10 @@ def broadcast_tree(tree: T, root_rank: int, name: str, process_set: ProcessSet) 
 
 
 def is_array(value: Any) -> bool:
-    """Whether it travels as an array. NumPy's does, and becomes one of JAX."""
-    return hasattr(value, "dtype") and hasattr(value, "shape") and (_is_key(value) or value.dtype in DTYPE_CODES)
+    """Whether it travels as an array. NumPy's do where JAX can keep them, and become JAX's; its scalars are objects."""
+    if not (hasattr(value, "dtype") and hasattr(value, "shape")) or isinstance(value, np.generic) or is_wide(value):
+        return False
+    return _is_key(value) or value.dtype in DTYPE_CODES
 
 
 def _is_key(value: Any) -> bool:
@@ -100,7 +104,9 @@ def _like(value: Any, data: jax.Array) -> Any:
 
 
 def _described(value: Any) -> str:
-    return f"{jnp.shape(value)} {value.dtype}" if is_array(value) else "object"
+    if is_array(value):
+        return f"{jnp.shape(value)} {value.dtype}"
+    return f"{value.shape} {value.dtype} of NumPy" if isinstance(value, np.ndarray | np.generic) else "object"
 
 
 def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:

@@ -141,7 +141,9 @@ def _of_gpu(call: Call, tensors: list[jax.Array]) -> list[jax.Array]:
     What gathers rows, of which ranks may have different numbers, goes through the host's memory.
     """
     if call.kind in (OpType.ALLREDUCE, OpType.BROADCAST, OpType.REDUCESCATTER):
-        return list(_compiled(call, *tensors))
+        keeps_64_bits = any(tensor.dtype.itemsize == 8 for tensor in tensors) or bool(jax.config.jax_enable_x64)
+        with jax.enable_x64(keeps_64_bits):
+            return list(_compiled(call, *tensors))
     results = _of_host(call, list(map(in_host_memory, tensors)))
     return [placed_as(tensors[0], result) for result in results]
 

@@ -14,13 +14,14 @@ from typing import Any
 import jax
 
 from horovod._core import OpType
-from horovod.common.basics import Average
+from horovod.common.basics import Adasum, Average
 from horovod.common.ops.compression import compressed_group
 from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.arrays import COLLECTIVES, as_array
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.primitive import Call, run
+from horovod.jax.trees import Run, of_each, of_list, of_tree
 
 __all__ = ["allreduce", "allreduce_of", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
@@ -34,19 +35,24 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> jax.Array:
+) -> Any:
     """The reduction of `tensor` over all ranks, as a new array of the same shape and dtype. Differentiable.
+
+    Of a pytree of arrays, as jax.lax.pmean takes it, it is the tree of the reductions, which travel as one group.
 
     Every rank of `process_set` must call it with the same shape, dtype and op. Its gradient is the same allreduce of
     the gradient. Example, on ranks 0 and 1:
 
         >>> hvd.allreduce(jnp.array([1.0, hvd.rank()]))
         Array([1. , 0.5], dtype=float32)
+        >>> hvd.allreduce({"loss": jnp.array(float(hvd.rank())), "rows": [jnp.array(8.0)]})
+        {'loss': Array(0.5, dtype=float32), 'rows': [Array(8., dtype=float32)]}
 
     Args:
         tensor: a jax.Array on a CPU or on a GPU with CUDA, a tracer, or what jax.numpy.asarray takes; integers of 8 to
             64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for Average)
-            bool.
+            bool. Or a pytree of these (a list is one, too), of the same keys on all ranks, and without None. NumPy's
+            arrays of 64 bits stay NumPy's unless jax_enable_x64 is set, as JAX would make 32 bits of them.
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order, those in compiled functions and
             those outside each by their own.
@@ -58,22 +64,15 @@ def allreduce(
         process_set: the ranks that take part.
 
     Raises:
-        ValueError, NotImplementedError: an array that can't be reduced, a bad op or process set.
+        ValueError, NotImplementedError: an array that can't be reduced (the message has its path in the tree), a bad op
+            or process set.
         HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost. In a compiled
             function it is jax.errors.JaxRuntimeError with that message, raised where a result is looked at.
     """
-    (result,) = _reduce(
-        OpType.ALLREDUCE,
-        [tensor],
-        False,
-        compression,
-        reduce_op(op, average),
-        name,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-    return result
+    op = reduce_op(op, average)
+    options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
+    each_alone = of_each if op == Adasum else of_tree  # in a group the lengths of all arrays would count together
+    return each_alone(tensor, "allreduce", name, _reduction(OpType.ALLREDUCE, compression, op, options))
 
 
 def grouped_allreduce(
@@ -100,17 +99,9 @@ def grouped_allreduce(
 
     Raises what `allreduce` does, for any of the arrays.
     """
-    return _reduce(
-        OpType.ALLREDUCE,
-        tensors,
-        True,
-        compression,
-        reduce_op(op, average),
-        name,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
+    options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
+    reduce = _reduction(OpType.ALLREDUCE, compression, reduce_op(op, average), options)
+    return of_list(tensors, "grouped_allreduce", name, lambda arrays: reduce(arrays, True, name, None))
 
 
 def allreduce_of(
@@ -127,19 +118,14 @@ def allreduce_of(
 
     asynchronous: a compiled function goes on meanwhile with what needs no result of it.
     """
-    return _reduce(
-        OpType.ALLREDUCE,
-        tensors,
-        True,
-        compression,
-        op,
-        None,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-        asynchronous,
-        content,
-    )
+    options = {
+        "prescale": float(prescale_factor),
+        "postscale": float(postscale_factor),
+        "process_set": process_set,
+        "asynchronous": asynchronous,
+    }
+    arrays = [as_array(tensor, "grouped_allreduce", None) for tensor in tensors]
+    return list(_reduction(OpType.ALLREDUCE, compression, op, options)(arrays, True, None, content))
 
 
 def reducescatter(
@@ -150,8 +136,10 @@ def reducescatter(
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> jax.Array:
+) -> Any:
     """The reduction of `tensor` over all ranks, of which each rank gets its share of the rows. Differentiable.
+
+    Of a pytree of arrays, it is the tree of each array's share.
 
     Rows are shared out evenly; the first ranks get one more where they do not divide. The gradient is the allgather of
     the gradient, times the factors, and for Sum times the number of ranks. Example, on rank 0 of two:
@@ -160,24 +148,14 @@ def reducescatter(
         Array([2., 4.], dtype=float32)
 
     Args:
-        tensor: as for `allreduce`, with at least one dimension.
+        tensor: as for `allreduce`, each array with at least one dimension.
         name, compression, process_set, prescale_factor, postscale_factor: as for `allreduce`.
         op: hvd.Average or hvd.Sum.
 
     Raises what `allreduce` does; ValueError for a scalar, which has no rows.
     """
-    (result,) = _reduce(
-        OpType.REDUCESCATTER,
-        [tensor],
-        False,
-        compression,
-        op,
-        name,
-        prescale_factor,
-        postscale_factor,
-        process_set,
-    )
-    return result
+    options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
+    return of_tree(tensor, "reducescatter", name, _reduction(OpType.REDUCESCATTER, compression, op, options))
 
 
 def grouped_reducescatter(
@@ -198,41 +176,23 @@ def grouped_reducescatter(
 
     Raises what `reducescatter` does, for any of the arrays.
     """
-    return _reduce(
-        OpType.REDUCESCATTER, tensors, True, compression, op, name, prescale_factor, postscale_factor, process_set
-    )
+    options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
+    reduce = _reduction(OpType.REDUCESCATTER, compression, op, options)
+    return of_list(tensors, "grouped_reducescatter", name, lambda arrays: reduce(arrays, True, name, None))
 
 
-def _reduce(
-    kind: OpType,
-    tensors: Sequence[Any],
-    grouped: bool,
-    compression: type[Compressor],
-    op: int,
-    name: str | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    asynchronous: bool = False,
-    content: str | None = None,
-) -> list[jax.Array]:
-    call = Call(
-        kind,
-        name,
-        process_set,
-        op,
-        float(prescale),
-        float(postscale),
-        grouped=grouped,
-        content=content,
-        asynchronous=asynchronous,
-    )
-    arrays = [as_array(tensor, call.operation, name) for tensor in tensors]
-    check = COLLECTIVES.reduction if kind is OpType.ALLREDUCE else COLLECTIVES.scattered_reduction
+def _reduction(kind: OpType, compression: type[Compressor], op: int, options: dict[str, Any]) -> Run:
+    """Reduces arrays, as horovod.jax.trees calls it. options: fields of Call."""
 
-    def reduce(travelling: list[Any]) -> list[jax.Array]:
-        for array in travelling:
-            check(array, op, prescale, postscale, process_set)
-        return run(call, *travelling)
+    def run_compressed(arrays: list[jax.Array], grouped: bool, name: str | None, content: str | None) -> list[Any]:
+        call = Call(kind, name, op=op, grouped=grouped, content=content, **options)
+        check = COLLECTIVES.reduction if kind is OpType.ALLREDUCE else COLLECTIVES.scattered_reduction
 
-    return compressed_group(compression, arrays, reduce)
+        def reduce(travelling: list[Any]) -> list[jax.Array]:
+            for array in travelling:
+                check(array, op, call.prescale, call.postscale, call.process_set)
+            return run(call, *travelling)
+
+        return compressed_group(compression, arrays, reduce)
+
+    return run_compressed

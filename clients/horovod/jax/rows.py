@@ -12,14 +12,17 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.collectives import check_root
 from horovod.common.ops.specs import set_number
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.jax.arrays import as_array
+from horovod.jax.arrays import as_array, like_given
 from horovod.jax.primitive import Call, run
+from horovod.jax.trees import of_each, of_list, of_tree
 
 __all__ = ["allgather", "alltoall", "broadcast", "grouped_allgather"]
 
 
-def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> jax.Array:
+def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """The concatenation of every rank's `tensor` along the first dimension, in rank order. Differentiable.
+
+    Of a pytree of arrays, it is the tree of the concatenations, which travel as one group.
 
     The gradient is the average over the ranks of the result's gradient, cut to this rank's rows. Example, on ranks 0
     and 1:
@@ -30,8 +33,8 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
                [1, 1]], dtype=int32)
 
     Args:
-        tensor: of a dtype as for `allreduce`, with at least one dimension. The shape may differ between ranks in the
-            first dimension only, which may be 0. In a compiled function it must not differ.
+        tensor: an array or a pytree as for `allreduce`, each array with at least one dimension. The shape may differ
+            between ranks in the first dimension only, which may be 0. In a compiled function it must not differ.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
 
@@ -41,8 +44,11 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
             jax.errors.JaxRuntimeError with that message.
     """
     set_number(process_set, "Allgather")
-    (result,) = run(Call(OpType.ALLGATHER, name, process_set), as_array(tensor, "allgather", name))
-    return result
+
+    def gather(arrays: list[jax.Array], grouped: bool, name: str | None, content: str | None) -> list[jax.Array]:
+        return run(Call(OpType.ALLGATHER, name, process_set, grouped=grouped, content=content), *arrays)
+
+    return of_tree(tensor, "allgather", name, gather)
 
 
 def grouped_allgather(
@@ -59,14 +65,17 @@ def grouped_allgather(
     Raises what `allgather` does, for any of the arrays.
     """
     set_number(process_set, "Allgather")
-    arrays = [as_array(tensor, "grouped_allgather", name) for tensor in tensors]
-    return run(Call(OpType.ALLGATHER, name, process_set, grouped=True), *arrays)
+    call = Call(OpType.ALLGATHER, name, process_set, grouped=True)
+    return of_list(tensors, "grouped_allgather", name, lambda arrays: run(call, *arrays))
 
 
 def broadcast(
     tensor: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> jax.Array:
+) -> Any:
     """The array of rank `root_rank`, on every rank, as a new array. Differentiable.
+
+    Of a pytree of arrays, it is the tree of rank `root_rank`. `broadcast_parameters` takes leaves that are no arrays as
+    well.
 
     The gradient is the average over the ranks on the root, and zeros elsewhere. Example, on ranks 0 and 1:
 
@@ -74,7 +83,7 @@ def broadcast(
         Array([1], dtype=int32)
 
     Args:
-        tensor: of a dtype as for `allreduce`; of one shape and dtype on all ranks.
+        tensor: an array or a pytree as for `allreduce`; of one shape and dtype on all ranks.
         root_rank: a global rank of the process set.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.
@@ -85,9 +94,11 @@ def broadcast(
             jax.errors.JaxRuntimeError with that message.
     """
     check_root(root_rank, process_set)
-    call = Call(OpType.BROADCAST, name, process_set, root=int(root_rank))
-    (result,) = run(call, as_array(tensor, "broadcast", name))
-    return result
+
+    def send(arrays: list[jax.Array], grouped: bool, name: str | None, content: str | None) -> list[jax.Array]:
+        return run(Call(OpType.BROADCAST, name, process_set, root=int(root_rank), content=content), *arrays)
+
+    return of_each(tensor, "broadcast", name, send)
 
 
 def alltoall(
@@ -113,8 +124,9 @@ def alltoall(
     """
     set_number(process_set, "Alltoall")
     call = Call(OpType.ALLTOALL, name, process_set, splits=_whole(splits))
-    result = run(call, as_array(tensor, "alltoall", name))
-    return result[0] if splits is None else tuple(result)
+    rows, *received = run(call, as_array(tensor, "alltoall", name))
+    rows = like_given(tensor, rows)
+    return rows if splits is None else (rows, *received)
 
 
 def _whole(splits: Any) -> tuple[int, ...] | None:

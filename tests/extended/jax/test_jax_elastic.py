@@ -46,6 +46,45 @@ def test_a_state_keeps_copies_and_sends_trees(jax_pair: World) -> None:
     jax_pair.run(_state)
 
 
+def _kept_as_they_are() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    with jax.enable_x64(True):
+        wide = jnp.full(2, 2**41)
+    mine = {
+        "scalar": np.int64(2**40),
+        "small": np.float32(0.1),
+        "array": np.array([1 + 2.0**-40]),
+        "number": 2**70,
+        "fraction": 0.1,
+        "wide": wide,
+        "weights": np.ones(2, np.float32),
+    }
+    theirs = {"scalar": np.int64(0), "small": np.float32(0), "array": np.zeros(3), "number": 0, "fraction": 0.0}
+    values = mine if hvd.rank() == 0 else theirs | {"wide": jnp.zeros(1), "weights": np.zeros(2, np.float32)}
+    state = hvd.elastic.JaxState(**values, tree={"scalar": values["scalar"]})
+    state.sync()
+    for turn in range(2):
+        for name, expected in mine.items():
+            found = getattr(state, name)
+            assert type(found) is (type(wide) if name == "weights" else type(expected)), (name, turn)
+            assert getattr(found, "dtype", None) == getattr(expected, "dtype", None)
+            np.testing.assert_array_equal(found, expected)
+        assert (type(state.tree["scalar"]), state.tree["scalar"]) == (np.int64, 2**40)
+        state.scalar, state.array = np.int64(1), np.zeros(1)
+        state.restore()
+    found = hvd.broadcast_parameters({name: mine[name] for name in mine if name != "weights"})
+    assert [type(one) for one in found.values()] == [type(mine[name]) for name in found]
+    assert found["scalar"] == 2**40
+
+
+def test_values_of_64_bits_come_back_as_they_were(jax_pair: World) -> None:
+    jax_pair.run(_kept_as_they_are)
+
+
 def _other_errors() -> None:
     import jax
 

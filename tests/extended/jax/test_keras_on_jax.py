@@ -95,6 +95,8 @@ def _what_is_not_there() -> None:
     with pytest.raises(NotImplementedError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), backward_passes_per_step=2)
     assert float(hvd.allreduce(hvd.rank() + 1.0)) == 1.5
+    assert int(hvd.allreduce(np.int64(2**40), op=hvd.Max)) == 2**40
+    assert hvd.broadcast([1.0, 2.0], 0).tolist() == [1, 2]
     state = hvd.elastic.KerasState(keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), batch=hvd.rank())
     state.sync()
     assert state.batch == 0
