@@ -78,10 +78,10 @@ def test_a_script_that_is_no_program(tmp_path: Path) -> None:
         check(host_discovery_script=str(script))
 
 
-def test_options_about_other_hosts_have_no_effect_on_a_fixed_size(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = said(capsys, "--min-np", "2", "--blacklist-cooldown-range", "1", "2")
+def test_slots_of_found_hosts_have_no_effect_where_none_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    code, text = said(capsys, "--min-np", "2", "--slots-per-host", "1")
     assert code == 127  # the program that is not there
-    assert text.startswith("horovodrun: --blacklist-cooldown-range has no effect: this job has a fixed size.\n")
+    assert text.startswith("horovodrun: --slots-per-host has no effect: no program finds its hosts.\n")
 
 
 def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
@@ -92,10 +92,10 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-def test_a_fixed_size_means_that_failed_processes_are_replaced() -> None:
+def test_equal_sizes_mean_that_failed_processes_are_replaced() -> None:
     assert check(max_num_proc=4).replacement(4) is None
-    assert check(min_num_proc=4).replacement(4) == Replacement(12)
-    assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4) == Replacement(0)
+    assert check(min_num_proc=4).replacement(4) == Replacement(12, (4, 4))
+    assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4) == Replacement(0, (4, 4))
 
 
 def test_other_sizes_are_those_of_an_elastic_job() -> None:
@@ -103,7 +103,7 @@ def test_other_sizes_are_those_of_an_elastic_job() -> None:
     assert check(min_num_proc=0, max_num_proc=4).replacement(4) == Replacement(12, (1, 4))
     several = check(min_num_proc=4, max_num_proc=5, reset_limit=1).replacement(4)
     assert several == Replacement(1, (4, 5))
-    assert [several.slots(4, room) for room in (4, 5, 9)] == [4, 5, 5]
+    assert [several.slots(room) for room in (4, 5, 9)] == [4, 5, 5]
 
 
 def test_the_command_says_that_a_job_without_named_hosts_does_not_grow(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_hosts_that_are_found_make_sizes_change() -> None:
     assert supply is not None
     assert isinstance(supply.source, HostDiscoveryScript)
     assert (supply.cooldown_range, supply.reset_limit) == ((1, 2), 5)
-    assert found.without_effect(found.replacement(4)) == []
+    assert found.without_effect() == []
     fixed = FixedHosts({"a": 1})
     given = check(host_discovery=fixed, min_num_proc=2, max_num_proc=4)
     assert given.elastic

@@ -91,7 +91,7 @@ def test_the_number_of_workers_may_change(write: Write) -> None:
     policy = file.spec({}, "ada", attended=False).policy
     assert (policy.fewest, policy.most, policy.most_replacements, policy.patience_seconds) == (3, 0, 9, 5)
     policy = JobFile.read(write(f"workers: {{min: 3, max: 3}}\n{RUN}")).spec({}, "ada", attended=False).policy
-    assert (policy.fewest, policy.most, policy.replaces_failed) == (0, 0, True)
+    assert (policy.fewest, policy.most, policy.replaces_failed) == (3, 3, True)
 
 
 def test_a_worker_that_may_come_later_runs_the_lines_before_by_itself(write: Write, tmp_path: Path) -> None:

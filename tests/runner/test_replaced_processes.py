@@ -91,6 +91,24 @@ def test_a_killed_process_is_replaced_on_this_machine(horovodrun: Run, program: 
     )
 
 
+def test_a_survivor_is_rank_0_after_rank_0_was_killed(horovodrun: Run, program: Program) -> None:
+    """So a state that sends what rank 0 has, as states of scripts' own do, goes on from the survivor's steps."""
+    from_rank_0 = "self.steps = total(0 if hvd.rank() else self.steps)"
+    source = KILLED.replace("known = total(self.steps > 0)", from_rank_0).replace("if rank == 1:", "if rank == 0:")
+    source = source.replace(
+        "self.steps = total(self.steps) // max(known, 1)", "print('begins', hvd.rank(), self.steps)"
+    )
+    done = horovodrun("-np", "2", "--min-np", "2", *program(source))
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"\[(\d)\]<stdout>:begins (\d) (\d)", done.stdout)) == [
+        ("0", "0", "0"),
+        ("0", "1", "3"),  # the replacement
+        ("1", "0", "3"),  # the survivor
+        ("1", "1", "0"),
+    ]
+    assert done.stdout.count("took 6") == 2
+
+
 def test_a_killed_process_is_replaced_by_its_agent(tmp_path: Path, launch: Launch, program: Program) -> None:
     with Agents(tmp_path) as agents:
         agents.add("h1", slots=1)

@@ -63,6 +63,5 @@ def test_a_process_says_how_long_it_took_to_start() -> None:
 def test_spare_processes_are_beyond_the_most(given: dict[str, object], replacement: Replacement) -> None:
     request = ElasticRequest(**given, spares=1)  # type: ignore[arg-type]
     assert request.replacement(2) == replacement
-    assert replacement.sizes is not None
     assert replacement.most_slots == (replacement.sizes[1] or 0) + 1
-    assert replacement.slots(2, 9) == replacement.greatest(2) == replacement.most_slots
+    assert replacement.slots(9) == replacement.greatest(2) == replacement.most_slots

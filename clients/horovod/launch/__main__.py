@@ -279,7 +279,7 @@ def _hosts(args: argparse.Namespace) -> tuple[str, ...]:
             f"--max-np has no effect: no hosts are named, and this machine has {plural(count, 'slot')} then (-np).",
             args,
         )
-    room = args.replacement.slots(count, sum(host.slots for host in hosts)) if args.replacement else count
+    room = args.replacement.slots(sum(host.slots for host in hosts)) if args.replacement else count
     return fill(hosts, max(count, room))
 
 
@@ -299,10 +299,9 @@ def _check_elastic(args: argparse.Namespace, count: int, host_count: int | None)
     request = ElasticRequest(**{field: getattr(args, dest) for field, dest in _ELASTIC_DESTS.items()})
     request.check(count, host_count, _ELASTIC_FLAGS)
     args.replacement, args.supply = request.replacement(count), request.supply()
-    if given := [_ELASTIC_FLAGS[field] for field in request.without_effect(args.replacement)]:
+    if given := [_ELASTIC_FLAGS[field] for field in request.without_effect()]:
         remedy = "" if request.elastic else " --min-np or --host-discovery-script would make it elastic."
-        sizes = args.replacement.sizes if args.replacement else None
-        reason = "this job has a fixed size" if sizes is None else "no program finds its hosts"
+        reason = "no program finds its hosts" if request.elastic else "this job has a fixed size"
         _say(f"{joined(given)} {'has' if len(given) == 1 else 'have'} no effect: {reason}.{remedy}")
 
 

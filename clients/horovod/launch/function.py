@@ -115,11 +115,11 @@ def run(
         raise _refused(LaunchCode.CONFLICTING_OPTIONS, sentence)
     request.check(num_proc, len(found) if found is not None else None, _ELASTIC_NAMES)
     replacement = request.replacement(num_proc)
-    if given := request.without_effect(replacement):
+    if given := request.without_effect():
         reason = "nothing finds the hosts of this job" if request.elastic else "this job has a fixed size"
         warnings.warn(f"{', '.join(given)}: no effect, as {reason}.", UserWarning, stacklevel=2)
     found = found or (HostSlots("localhost", num_proc),)
-    room = replacement.slots(num_proc, sum(one.slots for one in found)) if replacement is not None else 0
+    room = replacement.slots(sum(one.slots for one in found)) if replacement is not None else 0
     names = fill(found, max(num_proc, room))
     environ = dict(os.environ)
     if start_timeout is not None:

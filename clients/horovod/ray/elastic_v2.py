@@ -315,7 +315,7 @@ class _ElasticCall:
             await self._given
             prepare(scheduler)
             room = sum(host.slots for host in spec.hosts)
-            spec.processes = policy.slots(fewest, room)
+            spec.processes = policy.slots(room)
             return await scheduler.run(spec, work.job, changed)
 
         def tell(record: jobs_pb2.JobRecord) -> None:

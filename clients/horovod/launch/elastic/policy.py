@@ -18,18 +18,17 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
     policy.supplied_hosts = replacement.supplied
     if replacement.most is not None:
         policy.most_replacements = replacement.most
-    if replacement.sizes is not None:
-        policy.fewest, policy.most = replacement.sizes[0], replacement.most_slots or 0
-        policy.spares = replacement.spares
-        policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
-        settings = resolve(environ)
-        policy.patience_seconds = settings.elastic_timeout_seconds
-        policy.keeps_slots, policy.leave_seconds = settings.elastic_keep_slots, settings.elastic_leave_seconds
+    policy.fewest, policy.most = replacement.sizes[0], replacement.most_slots or 0
+    policy.spares = replacement.spares
+    policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
+    settings = resolve(environ)
+    policy.patience_seconds = settings.elastic_timeout_seconds
+    policy.keeps_slots, policy.leave_seconds = settings.elastic_keep_slots, settings.elastic_leave_seconds
 
 
 def elastic_variables(replacement: Replacement | None) -> dict[str, str]:
     """Of each process: how many members its worlds may have."""
-    if replacement is None or replacement.sizes is None:
+    if replacement is None:
         return {}
     fewest, most = replacement.sizes
     return variables(elastic=True, min_size=fewest, **({} if most is None else {"max_size": most}))

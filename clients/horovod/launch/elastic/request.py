@@ -19,33 +19,31 @@ REPLACEMENTS_PER_PROCESS = 3
 class Replacement:
     """Processes that fail are replaced.
 
-    most: so often in the job's life; None: no limit. sizes: the fewest and the most processes of a job whose size may
-    change; None: it does not. The most may be None, which is no limit. cooldown_s: for how long a host that was lost
-    gets none of them, at least and at most; None: for the rest of the job's life. spares: further processes, that wait
-    until one of a world of the most is lost. supplied: the launcher finds the hosts, and a host on which a process
-    fails is given up with all of its processes.
+    most: so often in the job's life; None: no limit. sizes: the fewest and the most processes, which may be equal. The
+    most may be None, which is no limit. cooldown_s: for how long a host that was lost gets none of them, at least and
+    at most; None: for the rest of the job's life. spares: further processes, that wait until one of a world of the most
+    is lost. supplied: the launcher finds the hosts, and a host on which a process fails is given up with all of its
+    processes.
     """
 
     most: int | None
-    sizes: tuple[int, int | None] | None = None
+    sizes: tuple[int, int | None]
     cooldown_s: tuple[float, float] | None = None
     supplied: bool = False
     spares: int = 0
 
     @property
     def most_slots(self) -> int | None:
-        """How many processes there may be in all; None: no limit. Only where the size may change."""
-        most = self.sizes[1] if self.sizes is not None else None
+        """How many processes there may be in all; None: no limit."""
+        most = self.sizes[1]
         return None if most is None else most + self.spares
 
     def greatest(self, processes: int) -> int:
         """How many processes such a job has at most, as far as that is limited, or else begins with."""
-        return max(processes, self.most_slots or 0) if self.sizes is not None else processes
+        return max(processes, self.most_slots or 0)
 
-    def slots(self, processes: int, room: int) -> int:
-        """How many of `room` slots a job may use that begins with so many processes."""
-        if self.sizes is None:
-            return processes
+    def slots(self, room: int) -> int:
+        """How many of `room` slots a job may use."""
         return room if self.most_slots is None else min(room, self.most_slots)
 
 
@@ -103,20 +101,16 @@ class ElasticRequest:
         if self.finds_hosts:
             return Replacement(None, (fewest, greatest), supplied=True, spares=spares)
         most = REPLACEMENTS_PER_PROCESS * num_proc if self.reset_limit is None else self.reset_limit
-        is_fixed = fewest == num_proc and self.max_num_proc in (None, num_proc) and not spares
-        if is_fixed:
-            return Replacement(most)
+        if greatest is None and fewest == num_proc:
+            greatest = num_proc  # `-np 4 --min-np 4` asks for replacements, and not for more than 4
         cooldown_s = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
         return Replacement(most, (fewest, greatest), cooldown_s, spares=spares)
 
-    def without_effect(self, replacement: Replacement | None) -> list[str]:
+    def without_effect(self) -> list[str]:
         """The fields that were given and change nothing in such a job."""
         if not self.elastic:
             return self.given()
-        if self.finds_hosts:
-            return []
-        names = ["slots"] if replacement is not None and replacement.sizes is not None else ["slots", "cooldown_range"]
-        return [name for name in names if getattr(self, name) is not None]
+        return ["slots"] if not self.finds_hosts and self.slots is not None else []
 
     def given(self) -> list[str]:
         """The fields that were given, those that make a job elastic first."""

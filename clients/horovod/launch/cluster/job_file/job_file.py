@@ -77,8 +77,6 @@ class JobFile:
             return None
         fewest, most = int(keys["min"]), keys.get("max")
         replacements = int(keys.get("reset_limit", REPLACEMENTS_PER_PROCESS * fewest))
-        if most == fewest:
-            return Replacement(replacements)
         cooldown_s = (keys["cooldown"][0], keys["cooldown"][1]) if "cooldown" in keys else None
         return Replacement(replacements, (fewest, None if most is None else int(most)), cooldown_s)
 
