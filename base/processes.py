@@ -5,6 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 
 _STATES_STOPPED = ("T", "t")  # by a signal, by a debugger
+_PARENT = 4  # fields of /proc/PID/stat
+_START_TIME = 22
+
+
+def start_time(pid: int) -> int:
+    """In ticks since boot; 0 where it is not known."""
+    return _number(pid, _START_TIME)
+
+
+def parent_of(pid: int) -> int:
+    """The process that started `pid`, or took it over when that ended; 0 where it is not known."""
+    return _number(pid, _PARENT)
+
+
+def _number(pid: int, field: int) -> int:
+    """A field of /proc/PID/stat. The second one, a name, may have blanks and brackets of its own."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[field - 3])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def stopped_turns(pid: int) -> int | None:

@@ -12,8 +12,10 @@ from typing import Final, Protocol
 
 from horovod.base.settings import ROWS, resolve, variables
 
+# The variable by which a rank tells its children its place. A launcher that a rank starts makes ranks of other worlds.
+PARENT_WORLD: Final = "HOROVOD_PARENT_WORLD"
 # Of the launcher itself: a rank has its own, or none.
-_NOT_INHERITED: Final = tuple(ROWS[name].env for name in ("token_file", "relay_socket", "incarnation"))
+_NOT_INHERITED: Final = (PARENT_WORLD, *(ROWS[name].env for name in ("token_file", "relay_socket", "incarnation")))
 # What a user has set for other coordinators than the launcher's own.
 _OF_OTHERS: Final = tuple(ROWS[name].env for name in ("tls_ca", "tls_cert", "tls_key", "tls_server_name"))
 

@@ -10,6 +10,10 @@ class WorldCode(ErrorCode):
         "job-runs-already",
         "A world of this job is complete. Wait until it has ended, or give this job another name (HOROVOD_JOB).",
     )
+    CHILD_OF_RANK = (
+        "child-of-rank",
+        "A child process of a rank can't run operations or join that rank's world. See the sentence for what to do.",
+    )
     OTHER_VERSION = (
         "other-version",
         "Two processes of one job, or one and its coordinator, have different releases of Horovod. Install the same.",

@@ -14,7 +14,9 @@ enum StatusCode : int { kOk = 0, kCancelled = 1, kUnknown = 2, kInvalidArgument 
 // Numbers of OpType in protos/v1/types.proto.
 enum class Collective : int32_t { allreduce = 0, allgather = 1, broadcast = 2, alltoall = 3, reducescatter = 4 };
 
-constexpr const char* kNotInitialized = "Horovod has not been initialized; use hvd.init(). [not-initialized]";
+constexpr const char* kNotInitialized =
+    "Horovod has not been initialized; use hvd.init(). A child process of a rank can only ask for its rank and size. "
+    "[not-initialized]";
 
 // What Python, or another part of a library, says when asked.
 struct Answer {

@@ -1,4 +1,4 @@
-"""Forked children of an initialized process: they are told that they are in no world, and disturb no other process."""
+"""Forked children of an initialized process: they know its place, can't use its world, and disturb no other process."""
 
 from __future__ import annotations
 
@@ -13,14 +13,21 @@ from runtime_harness import Program
 from horovod.base.errors import EngineCode, code_of
 
 CHILD_IS_TOLD = """
+from horovod.common.process_sets import global_process_set
+
+def everyone():
+    return global_process_set.rank(), global_process_set.size(), global_process_set.included()
+
 hvd.init()
 pid = os.fork()
 if pid == 0:
+    print(hvd.is_initialized(), hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size(), everyone(), flush=True)
     try:
-        hvd.rank()
+        allreduce("child")
     except ValueError as error:
-        print(error, hvd.is_initialized(), flush=True)
+        print(error, flush=True)
     hvd.shutdown()
+    print(hvd.is_initialized(), flush=True)
     sys.exit(0)          # an ordinary end, with atexit and destructors
 print("status", os.waitpid(pid, 0)[1], flush=True)
 print("still", allreduce("after"), flush=True)
@@ -28,15 +35,12 @@ print("still", allreduce("after"), flush=True)
 
 
 def test_a_child_of_a_world_of_one_is_told_and_may_start_its_own():
-    script = CHILD_IS_TOLD.replace(
-        "hvd.shutdown()\n", "hvd.shutdown()\n    hvd.init(); print(hvd.size(), flush=True)\n"
-    )
+    script = CHILD_IS_TOLD.replace("    sys.exit(0)", "    hvd.init(); print(hvd.size(), flush=True)\n    sys.exit(0)")
     with Program(script) as program:
-        told, size, status, still = program.finish().splitlines()
-    assert told.startswith("Horovod has not been initialized; use hvd.init().")
-    error, is_initialized = told.rsplit(" ", 1)
-    assert re.search(ends_with(EngineCode.FORKED_CHILD, program.process.pid), error)
-    assert is_initialized == "False"
+        facts, told, after, size, status, still = program.finish().splitlines()
+    assert facts == "True 0 1 0 1 (0, 1, True)"
+    assert re.search(ends_with(EngineCode.FORKED_CHILD, program.process.pid), told)
+    assert after == "False"
     assert (size, status, still) == ("1", "status 0", "still 1.0")
 
 
@@ -46,9 +50,11 @@ def test_a_child_does_not_disturb_its_world(coordinator, transport):
     peer = "hvd.init(); print('still', allreduce('after'), allreduce('after'))"
     script = CHILD_IS_TOLD + "allreduce('after')"
     with Program(script, **common) as program, Program(peer, **common) as other:
-        told, status, still = program.finish().splitlines()
+        facts, told, after, status, still = program.finish().splitlines()
         assert other.finish() == "still 2.0 2.0"
-    assert code_of(told.removesuffix(" False")) is EngineCode.FORKED_CHILD
+    assert facts.replace(" (1", " (0") in ("True 0 2 0 1 (0, 2, True)", "True 1 2 1 1 (0, 2, True)")
+    assert code_of(told) is EngineCode.FORKED_CHILD
+    assert after == "False"
     assert (status, still) == ("status 0", "still 2.0")
 
 

@@ -1,8 +1,8 @@
 """The process-wide default member: what hvd.init() makes, hvd.shutdown() ends and every other call looks up.
 
 Several contexts can live in one process (epoch.begin makes them); this module only remembers the one that the public
-API means, ends it at exit, and keeps it away from forked children. What happens when a world begins and ends stands in
-epoch.py.
+API means, ends it at exit, and keeps it away from forked children, which only know their parent's place in it. What
+happens when a world begins and ends stands in epoch.py.
 """
 
 from __future__ import annotations
@@ -18,20 +18,32 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from horovod.base.errors import EngineCode, TrainingCode, coded, without_code
+from horovod.base.errors import EngineCode, TrainingCode, WorldCode, coded, without_code
 from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
 from horovod.base.telemetry import otel, tracing
-from horovod.worker.runtime import logs
+from horovod.worker.runtime import logs, parentage
 from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
+from horovod.worker.runtime.parentage import Facts
 from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import PastWorld
     from horovod.worker.runtime.session import Session
+    from horovod.worker.runtime.world import World
 
-__all__ = ["Context", "MemberLostError", "StartError", "current", "init", "is_initialized", "shutdown"]
+__all__ = [
+    "Context",
+    "MemberLostError",
+    "StartError",
+    "current",
+    "init",
+    "is_initialized",
+    "is_member",
+    "place",
+    "shutdown",
+]
 
 NOT_INITIALIZED = coded(TrainingCode.NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().")
 
@@ -40,7 +52,11 @@ log = logging.getLogger(__name__)
 _context: Context | None = None
 _lock = threading.RLock()
 _hooks_registered = False
-_parent_pid: int | None = None  # set in a forked child of an initialized process
+_own: Facts | None = None  # of this process while it is a member
+# Of the member that is this process's parent, and the process that asked; (pid, None): it has none.
+_parent: tuple[int, Facts | None] | None = None
+_is_forked = False  # the parent's memory is this process's, and not only what the parent told
+_is_on_its_own = False  # it was a member, or has called shutdown(): a parent's world is no matter to it any more
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
 _end_tracing: Callable[[], None] | None = None
@@ -76,10 +92,14 @@ def init(
         try:
             settings = resolve(explicit=explicit)
             logs.begin(settings)
+            _refuse_a_child(settings)
+            asked = settings
+            parentage.withdraw()
             with joined(settings) as settings:
                 _context = _join(settings, process_sets)
             if settings.coordinator is None:
                 log.info("This process is a world of one: no coordinator is given.")
+            _tell_children(_context.world, asked, alone=settings.coordinator is None)
             if _context.world.rank == 0:
                 _tell_unheeded(settings)
         except JobDoneError as done:
@@ -97,14 +117,7 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
     logs.know_rank(settings.rank)
     if settings.coordinator is not None:
         if _session_pid not in (None, os.getpid()):
-            raise StartError(
-                coded(
-                    EngineCode.FORKED_CHILD,
-                    f"This process (pid {os.getpid()}) is a forked child of process {_session_pid}, which called "
-                    "hvd.init(), and such a child cannot join a world. Start processes with the 'spawn' method of "
-                    "multiprocessing, or call hvd.init() in the child only.",
-                )
-            )
+            raise StartError(_forked(_session_pid))
         _session_pid = os.getpid()
     _register_hooks()
     log.debug("Settings: %s.", _in_words(settings))
@@ -142,6 +155,8 @@ def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False,
     global _context
     with _lock:
         context, _context = _context, None
+        if context is not None or parent() is not None:
+            _let_go()
         if context is not None:
             _epochs.end(context, reason, returns=returns, failed=failed)
 
@@ -152,12 +167,40 @@ def last_world() -> PastWorld | None:
 
 
 def is_initialized() -> bool:
-    """Whether this process is in a world: after hvd.init() and before hvd.shutdown(). False in a forked child.
+    """Whether this process is in a world: after hvd.init() and before hvd.shutdown().
+
+    True in the children of such a process too (workers of a DataLoader, os.fork, subprocesses): they may ask for the
+    rank and size that it had when they began, and run no collectives.
 
     >>> hvd.is_initialized()
     True
     """
+    return _context is not None or parent() is not None
+
+
+def is_member() -> bool:
+    """Whether this process itself is in a world; then there is a context."""
     return _context is not None
+
+
+def place() -> World | Facts:
+    """This process's place in its world; in a child of a member, the member's. ValueError when there is none."""
+    context = _context
+    if context is not None:
+        return context.world
+    if (facts := parent()) is None:
+        raise ValueError(NOT_INITIALIZED)
+    return facts
+
+
+def parent() -> Facts | None:
+    """Of the member that started this process, or one of its ancestors; None: no member did, or this one has left."""
+    global _parent
+    if _is_on_its_own:
+        return None
+    if _parent is None or not (_is_forked or _parent[0] == os.getpid()):
+        _parent = os.getpid(), parentage.inherited()
+    return _parent[1]
 
 
 def current() -> Context:
@@ -169,14 +212,65 @@ def current() -> Context:
 
 
 def _why_not_initialized() -> str:
-    if _parent_pid is None:
+    facts = parent()
+    if facts is None:
         return NOT_INITIALIZED
+    may = "A child may ask for its parent's rank and size; call everything else in the process that called hvd.init()."
+    if _is_forked:
+        return coded(
+            EngineCode.FORKED_CHILD,
+            f"This process (pid {os.getpid()}) is a forked child of process {facts.pid}, rank {facts.rank}, which "
+            f"called hvd.init(); a world cannot be used from a forked child. {may}",
+        )
+    return coded(
+        WorldCode.CHILD_OF_RANK,
+        f"This process (pid {os.getpid()}) is a child of {facts.whose()}, which called hvd.init(); a world cannot be "
+        f"used from a child. {may} A program that is to have a world of its own calls hvd.init() first, whatever "
+        "hvd.is_initialized() says.",
+    )
+
+
+def _refuse_a_child(settings: Settings) -> None:
+    """StartError where this process is the child of a rank and would be a second process of that rank."""
+    facts = parent()
+    if facts is None or facts.alone or facts.asked != parentage.asked_for(settings):
+        return
+    if _is_forked:
+        raise StartError(_forked(facts.pid))
+    raise StartError(
+        coded(
+            WorldCode.CHILD_OF_RANK,
+            f"This process (pid {os.getpid()}) is a child of {facts.whose()}, which is in the world of this job "
+            "already, and can't join that world again. If a DataLoader or multiprocessing started it, it runs the main "
+            'script anew: put what the script does, hvd.init() too, under `if __name__ == "__main__":`; the child may '
+            "ask for its parent's rank and size without hvd.init(). If it is a program of its own, start it with "
+            "horovodrun; or, for a world of one, without HOROVOD_COORDINATOR, HOROVOD_RANK and HOROVOD_SIZE, and with "
+            "HOROVOD_CLUSTER=none.",
+        )
+    )
+
+
+def _forked(parent_pid: int) -> str:
     return coded(
         EngineCode.FORKED_CHILD,
-        f"{without_code(NOT_INITIALIZED)} This process (pid {os.getpid()}) is a forked child of process {_parent_pid}, "
-        "which called hvd.init(); a world cannot be used from a forked child. Call Horovod in the process that called "
-        "hvd.init() only.",
+        f"This process (pid {os.getpid()}) is a forked child of process {parent_pid}, which called hvd.init(), and "
+        "such a child cannot join a world. Start processes with the 'spawn' method of multiprocessing, or call "
+        "hvd.init() in the child only.",
     )
+
+
+def _tell_children(world: World, asked: Settings, *, alone: bool) -> None:
+    global _own, _is_forked, _is_on_its_own
+    _is_forked, _is_on_its_own = False, True
+    _own = parentage.facts_of(world, asked, alone=alone)
+    parentage.publish(_own)
+
+
+def _let_go() -> None:
+    """From now on neither this process nor its children know of a world."""
+    global _own, _is_forked, _is_on_its_own
+    _own, _is_forked, _is_on_its_own = None, False, True
+    parentage.withdraw()
 
 
 def _tell_unheeded(settings: Settings) -> None:
@@ -224,8 +318,8 @@ def _leave_at_exit() -> None:
 
 
 def _after_fork() -> None:
-    """In the child: forget the parent's world without a word to anyone."""
-    global _context, _lock, _parent_pid, _epochs, _end_tracing
+    """In the child: forget the parent's world without a word to anyone, but for the parent's place in it."""
+    global _context, _lock, _own, _parent, _is_forked, _is_on_its_own, _epochs, _end_tracing
     _end_tracing = None  # the exporter's threads are not here
     tracing.install(None)
     _lock = threading.RLock()
@@ -234,7 +328,8 @@ def _after_fork() -> None:
     context, _context = _context, None
     session, inodes = (between_worlds, frozenset()) if context is None else (context.session, context.socket_inodes)
     if context is not None:
-        _parent_pid = os.getppid()
+        _parent = os.getpid(), _own
+        _own, _is_forked, _is_on_its_own = None, True, False
     # The engine and the channel have threads that do not exist here, so their destructors must never run.
     for one in (context, session):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))

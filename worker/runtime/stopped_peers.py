@@ -13,9 +13,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from horovod.base.processes import stopped_turns
+from horovod.base.processes import start_time, stopped_turns
 from horovod.worker.runtime.host import process_namespace
-from horovod.worker.runtime.witness import start_time
 from horovod.worker.runtime.world import Member, World
 
 LOOK_SECONDS = 1.0

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import select
 import time
-from pathlib import Path
 
+from horovod.base.processes import start_time
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.host import process_namespace
-
-_START_TIME = 22  # field of /proc/PID/stat (proc(5))
 
 
 def own_identity() -> membership_pb2.ProcessIdentity:
@@ -38,14 +36,6 @@ def lives(pid: int, started: int) -> bool | None:
         return not poll.poll(0)
     finally:
         os.close(descriptor)
-
-
-def start_time(pid: int) -> int:
-    """In ticks since boot; 0 where it is not known."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[_START_TIME - 3])
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 def own_age_seconds() -> float:

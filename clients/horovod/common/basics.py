@@ -19,7 +19,7 @@ from horovod.common.departure import departure, end_by_sigterm_as_pid_1
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
 from horovod.worker.runtime import context as _context
-from horovod.worker.runtime.context import MemberLostError, current, is_initialized
+from horovod.worker.runtime.context import MemberLostError, current, is_initialized, is_member, parent, place
 from horovod.worker.runtime.gpu import cuda_file, nccl_file
 
 __all__ = [
@@ -121,7 +121,7 @@ def init(
     elif comm is not None:
         ranks = _ranks(comm)
     sets, dynamic = _process_sets(process_sets)
-    if is_initialized():
+    if is_member():
         return
     given = {
         "coordinator": coordinator,
@@ -149,10 +149,14 @@ def init(
                 )
             )
     _core.set_error_types(HorovodInternalError)
-    forget_all()  # of a world that ended without hvd.shutdown()
+    is_child = parent() is not None
+    if not is_child:
+        forget_all()  # of a world that ended without hvd.shutdown()
     if os.getpid() == 1 and resolve(explicit=given).min_size is not None:
         end_by_sigterm_as_pid_1()
     context = _context.init([one.ranks or [] for one in sets], joined=joined, **given)
+    if is_child:
+        forget_all()  # of the parent's world, now that this process has one of its own
     global_process_set.ranks = list(range(context.world.size))
     # Where another thread's hvd.init() was first, the world has its sets.
     for process_set, initial in zip(sets, context.process_sets.initial, strict=False):
@@ -176,7 +180,7 @@ def join_again() -> None:
     if _last_init is None:
         raise ValueError(_context.NOT_INITIALIZED)
     _leave("it joins the next world", returns=True)
-    while not is_initialized():
+    while not is_member():
         try:
             init(**_last_init)
         except MemberLostError as error:
@@ -224,6 +228,7 @@ def shutdown() -> None:
     """Leaves the world; pending operations fail. Does nothing when there is none. init() may be called again.
 
     Registered to be called at the exit of the interpreter. Other ranks that wait for this one get HorovodInternalError.
+    In a child of a rank it means that the child knows of its parent's place no more; the parent stays in its world.
     Nothing is raised. Example:
 
         >>> hvd.shutdown()
@@ -249,7 +254,7 @@ def leave_because(reason: str) -> None:
 def _leave(reason: str = "it called hvd.shutdown()", *, returns: bool = False, failed: bool = False) -> None:
     # In a `finally:` of the script, an exception may be on its way: then the work is not done.
     _context.shutdown(reason, returns=returns, failed=failed or sys.exc_info()[0] is not None)
-    if not is_initialized():
+    if not is_member():
         global_process_set.ranks = None
         forget_all()
 
@@ -260,7 +265,7 @@ def size() -> int:
     >>> hvd.size()
     2
     """
-    return current().world.size
+    return place().size
 
 
 def rank() -> int:
@@ -269,7 +274,7 @@ def rank() -> int:
     >>> hvd.rank()
     0  # on rank 0; 1 on rank 1
     """
-    return current().world.rank
+    return place().rank
 
 
 def local_size() -> int:
@@ -278,7 +283,7 @@ def local_size() -> int:
     >>> hvd.local_size()
     2
     """
-    return current().world.local_size
+    return place().local_size
 
 
 def local_rank() -> int:
@@ -287,7 +292,7 @@ def local_rank() -> int:
     >>> hvd.local_rank()
     0  # on rank 0; 1 on rank 1
     """
-    return current().world.local_rank
+    return place().local_rank
 
 
 def cross_size() -> int:
@@ -296,7 +301,7 @@ def cross_size() -> int:
     >>> hvd.cross_size()
     1
     """
-    return current().world.cross_size
+    return place().cross_size
 
 
 def cross_rank() -> int:
@@ -305,7 +310,7 @@ def cross_rank() -> int:
     >>> hvd.cross_rank()
     0
     """
-    return current().world.cross_rank
+    return place().cross_rank
 
 
 def is_homogeneous() -> bool:
@@ -315,7 +320,7 @@ def is_homogeneous() -> bool:
     >>> mpi_ops.is_homogeneous()
     True
     """
-    return current().world.is_homogeneous
+    return place().is_homogeneous
 
 
 def mpi_threads_supported() -> NoReturn:
@@ -324,7 +329,7 @@ def mpi_threads_supported() -> NoReturn:
     >>> hvd.mpi_threads_supported() if hvd.mpi_enabled() else "no MPI"
     'no MPI'
     """
-    current()
+    place()
     raise ValueError(coded(SettingCode.UNSUPPORTED, "Horovod MPI is not enabled: this build has no MPI."))
 
 
@@ -343,7 +348,7 @@ def gloo_enabled() -> bool:
     >>> hvd.gloo_enabled()
     False
     """
-    return is_initialized() and current().settings.cpu_operations == "gloo"
+    return is_member() and current().settings.cpu_operations == "gloo"
 
 
 def mpi_built() -> bool:
@@ -402,7 +407,7 @@ def cuda_built() -> bool:
 
 
 def _settings() -> Settings | None:
-    return current().settings if is_initialized() else None
+    return current().settings if is_member() else None
 
 
 def rocm_built() -> bool:

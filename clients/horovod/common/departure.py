@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Final
 
-from horovod.worker.runtime.context import current, is_initialized, say_leaving
+from horovod.worker.runtime.context import current, is_member, say_leaving
 
 __all__ = ["EXIT_CODE", "Departure", "departure", "end_by_sigterm_as_pid_1"]
 
@@ -117,7 +117,7 @@ class Departure:
 
         Nothing is changed outside of the main thread, and in jobs of a fixed size, which can't go on without a member.
         """
-        may_leave = is_initialized() and current().is_elastic
+        may_leave = is_member() and current().is_elastic
         is_main = threading.current_thread() is threading.main_thread()
         is_default = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _end_now)
         listener = _Listener(self) if may_leave and is_main and is_default else None

@@ -34,7 +34,7 @@ from horovod.base.words import plural
 from horovod.common.basics import leave_for_good
 from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
-from horovod.worker.runtime.context import current, is_initialized, when_world_changes
+from horovod.worker.runtime.context import current, is_member, when_world_changes
 from horovod.worker.runtime.world_changes import WorldChange
 
 __all__ = [
@@ -307,7 +307,7 @@ class NotificationManager:
         with self._lock:
             epoch, changes = self._changing_epoch, self._changes
         self._heed(epoch)
-        if epoch and is_initialized() and current().world.epoch == epoch:
+        if epoch and is_member() and current().world.epoch == epoch:
             listener.on_hosts_updated(self._now(), changes)
 
     def _heed(self, epoch: int) -> None:
@@ -380,7 +380,7 @@ def check_results() -> None:
 
     Call it once the GPU has nothing left to do.
     """
-    if is_initialized():
+    if is_member():
         current().engine.check_results()
 
 
@@ -398,7 +398,7 @@ def _go_back(state: State, error: HorovodInternalError) -> None:
 
 def _is_newcomer() -> bool:
     """Whether this process was not in the last world of its job, in which others of its world were."""
-    if not is_initialized():
+    if not is_member():
         return False
     world = current().world
     return world.rank in world.newcomers

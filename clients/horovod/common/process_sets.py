@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
 
 from horovod.base.errors import OperationCode, WorldCode, coded
-from horovod.worker.runtime.context import Context, current
+from horovod.worker.runtime.context import Context, current, is_member, parent, place
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
@@ -39,8 +39,8 @@ class ProcessSet:
     """
 
     process_set_id: int | None
-    ranks: list[int] | None
     mpi_comm: None
+    _ranks: list[int] | None
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         if type(ranks_or_comm).__module__.split(".")[0] == "mpi4py":
@@ -57,6 +57,17 @@ class ProcessSet:
         self.ranks = sorted(int(rank) for rank in ranks)  # NumPy's numbers too
         self.mpi_comm = None
 
+    @property
+    def ranks(self) -> list[int] | None:
+        """Of the world, sorted. None for the global set while there is no world."""
+        if self._ranks is None and self is global_process_set and (of_parent := parent()) is not None:
+            return list(range(of_parent.size))
+        return self._ranks
+
+    @ranks.setter
+    def ranks(self, ranks: list[int] | None) -> None:
+        self._ranks = ranks
+
     def size(self) -> int | None:
         """Number of ranks in the set; None when it is not registered."""
         if self.process_set_id is None or self.ranks is None:
@@ -67,7 +78,7 @@ class ProcessSet:
         """This process's number in the set; None when the set is not registered. ValueError when it is not a member."""
         if self.process_set_id is None or self.ranks is None:
             return None
-        mine = current().world.rank
+        mine = place().rank
         if mine not in self.ranks:
             raise ValueError(coded(OperationCode.NOT_IN_SET, "Process is not part of provided process set."))
         return self.ranks.index(mine)
@@ -76,7 +87,7 @@ class ProcessSet:
         """Whether this process is a member of the set; None when the set has no ranks yet."""
         if self.ranks is None:
             return None
-        return current().world.rank in self.ranks
+        return place().rank in self.ranks
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
@@ -86,14 +97,23 @@ class ProcessSet:
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
         return self  # the set may be removed later, and a copy would not know
 
-    def __reduce__(self) -> str | tuple[Callable[[list[int] | None], ProcessSet], tuple[list[int] | None]]:
+    def __reduce__(self) -> str | tuple[Callable[..., ProcessSet], tuple[list[int] | None, int | None]]:
         """Pickles the ranks. Unpickled, it is the registered set of these ranks, if there is one."""
-        return "global_process_set" if self is global_process_set else (of_ranks, (self.ranks,))
+        return "global_process_set" if self is global_process_set else (of_ranks, (self.ranks, self.process_set_id))
 
 
-def of_ranks(ranks: list[int] | None) -> ProcessSet:
-    """The registered set of these ranks; where there is none, one that is not registered."""
-    return next((one for one in _registered.values() if one.ranks == ranks), None) or ProcessSet(ranks or [])
+def of_ranks(ranks: list[int] | None, set_id: int | None = None) -> ProcessSet:
+    """The registered set of these ranks; where there is none, one that is not registered.
+
+    set_id: of the process that pickled the set. A child process that a rank has started gets its sets in this way, and
+    they have the same ids there.
+    """
+    if (known := next((one for one in _registered.values() if one.ranks == ranks), None)) is not None:
+        return known
+    made = ProcessSet(ranks or [])
+    if set_id is not None and not is_member() and parent() is not None:
+        register(made, set_id)
+    return made
 
 
 def _make_global() -> ProcessSet:

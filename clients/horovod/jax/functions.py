@@ -17,6 +17,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.arrays import COLLECTIVES, DTYPE_CODES, is_wide
 from horovod.jax.devices import in_host_memory, placed_as
 from horovod.jax.waiting import end_compiled_calls, wait_for_compiled_calls
+from horovod.worker.runtime.context import is_member
 
 __all__ = [
     "allgather_object",
@@ -168,6 +169,6 @@ def shutdown() -> None:
 
     >>> hvd.shutdown()
     """
-    if basics.is_initialized():
+    if is_member():
         end_compiled_calls()
     basics.shutdown()

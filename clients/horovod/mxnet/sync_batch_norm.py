@@ -11,7 +11,7 @@ from horovod.common.basics import Sum, is_initialized, size
 from horovod.common.process_sets import global_process_set
 from horovod.mxnet.arrays import COLLECTIVES
 from horovod.mxnet.backward_errors import kept
-from horovod.worker.runtime.context import current
+from horovod.worker.runtime.context import current, is_member
 
 
 class SyncBatchNorm(mx.gluon.nn.BatchNorm):
@@ -30,7 +30,7 @@ class SyncBatchNorm(mx.gluon.nn.BatchNorm):
     """
 
     def forward(self, x: Any, *args: Any) -> Any:
-        if isinstance(x, mx.sym.Symbol) and is_initialized() and (size() > 1 or current().settings.may_grow):
+        if isinstance(x, mx.sym.Symbol) and is_member() and (size() > 1 or current().settings.may_grow):
             raise NotImplementedError(
                 coded(
                     OperationCode.NOT_COMPILABLE,

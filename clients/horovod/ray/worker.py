@@ -193,7 +193,7 @@ def last_world() -> tuple[int, int, int]:
     last = context.last_world() if context is not None else None
     if context is None or last is None:
         return 0, -1, 0
-    return last.epoch, last.rank, context.current().world.size if context.is_initialized() else 0
+    return last.epoch, last.rank, context.current().world.size if context.is_member() else 0
 
 
 def leave_world(reason: str) -> None:

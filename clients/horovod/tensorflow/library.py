@@ -17,14 +17,14 @@ from typing import Any, Final
 import tensorflow as tf
 
 from horovod import _core
-from horovod.base.errors import EngineCode, OperationCode, TrainingCode, code_of, coded
+from horovod.base.errors import EngineCode, OperationCode, TrainingCode, WorldCode, code_of, coded
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.call_order import keep_order
-from horovod.worker.runtime.context import current
+from horovod.worker.runtime.context import place
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake
 
@@ -72,20 +72,23 @@ def _number(process_set_id: int) -> int:
 # In the order of Question in csrc/tensorflow/host.h.
 _ANSWERS: Final[tuple[Callable[[int], int], ...]] = (
     _size,
-    lambda _: current().world.local_size,
-    lambda _: current().world.rank,
-    lambda _: current().world.local_rank,
+    lambda _: place().local_size,
+    lambda _: place().rank,
+    lambda _: place().local_rank,
     lambda process_set_id: int(bool(process_set_of(process_set_id).included())),
     _number,
     lambda _: join(-1),
 )
 
 
+_NO_WORLD: Final = (TrainingCode.NOT_INITIALIZED, EngineCode.FORKED_CHILD, WorldCode.CHILD_OF_RANK)
+
+
 def tensorflow_code(error: Exception) -> int:
     """The code of the error that TensorFlow has for an error of ours."""
     codes = tf.errors
     if isinstance(error, ValueError):
-        no_world = code_of(error) in (TrainingCode.NOT_INITIALIZED, EngineCode.FORKED_CHILD)
+        no_world = code_of(error) in _NO_WORLD
         return int(codes.FAILED_PRECONDITION if no_world else codes.INVALID_ARGUMENT)
     return int(codes.UNKNOWN if isinstance(error, HorovodInternalError) else codes.CANCELLED)
 

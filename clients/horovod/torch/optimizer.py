@@ -17,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
-from horovod.common.basics import Adasum, Average, Sum, is_initialized
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
@@ -38,7 +38,7 @@ from horovod.torch.wrapping import (
     share_state,
     tell_schedulers,
 )
-from horovod.worker.runtime.context import current
+from horovod.worker.runtime.context import current, is_member
 
 _NO_NAME: Final = "allreduce.noname"
 
@@ -289,9 +289,9 @@ def DistributedOptimizer(  # noqa: N802
 
 def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -> Any:
     """The distributed optimizer that these make. pickle and copy.deepcopy call it too, maybe before hvd.init()."""
-    if arguments.op == Adasum and not (is_initialized() and current().world.size == 1):
+    if arguments.op == Adasum and not (is_member() and current().world.size == 1):
         wrapped = adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_arguments=arguments, _hvd_wrap=wrap)
-        if is_initialized():
+        if is_member():
             _ = wrapped._hvd_steps
         return wrapped
     wrapped = adorn(
@@ -303,7 +303,7 @@ def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -
         _hvd_synchronized=False,
         _hvd_skip=False,
     )
-    if is_initialized() and arguments.process_set.process_set_id is not None:
+    if is_member() and arguments.process_set.process_set_id is not None:
         _ = wrapped._hvd_reducer
     return wrapped
 

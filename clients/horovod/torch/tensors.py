@@ -15,7 +15,7 @@ from horovod._core import DType, TensorReader
 from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
-from horovod.worker.runtime.context import current, is_initialized
+from horovod.worker.runtime.context import current, is_member
 from horovod.worker.runtime.gpu import gpu_obstacle
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def device_obstacle(device: torch.device) -> str | None:
         return "which has no memory: give it some with .to_empty(device='cpu'), and values, first."
     if device.type != "cuda":
         return "which is not supported by this version: move it to the CPU with .cpu() first."
-    missing = gpu_obstacle(current().settings if is_initialized() else None)
+    missing = gpu_obstacle(current().settings if is_member() else None)
     return f"and can't be communicated there. {without_code(missing)}" if missing else None
 
 

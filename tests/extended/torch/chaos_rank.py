@@ -24,7 +24,7 @@ import horovod.torch as hvd
 import horovod.worker.runtime.session  # noqa: F401 (what each child would import by itself)
 from horovod.common import basics
 from horovod.worker.runtime import formation, host, witness
-from horovod.worker.runtime.context import current, is_initialized
+from horovod.worker.runtime.context import current, is_member
 
 SAMPLES = 44
 EPOCHS = 3
@@ -86,7 +86,7 @@ class Questions:
         self._socket = socket.socket(fileno=descriptor)
 
     def ask(self, at: str, **facts: Any) -> str:
-        if is_initialized():
+        if is_member():
             world = current().world
             facts |= {"world": world.epoch, "rank": world.rank, "size": world.size}
         self._socket.send(json.dumps({"at": at, **facts}).encode())

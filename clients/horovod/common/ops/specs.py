@@ -10,7 +10,7 @@ from horovod._core import DType, OpSpec, ReduceOp
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.worker.runtime.context import current
+from horovod.worker.runtime.context import current, place
 
 _REDUCTIONS: Final = frozenset(ReduceOp) - {ReduceOp.ADASUM}
 _NAMES: Final = ", ".join(op.name.capitalize() for op in ReduceOp)
@@ -117,7 +117,7 @@ def registered_number(process_set: ProcessSet, operation: str) -> int:
 def set_size(process_set: ProcessSet) -> int:
     """Number of members of a process set that `set_number` accepted."""
     if process_set is global_process_set:
-        return current().world.size
+        return place().size
     return len(process_set.ranks or ())
 
 

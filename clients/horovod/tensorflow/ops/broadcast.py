@@ -18,7 +18,7 @@ from horovod.tensorflow.names import Named, named, of_gradient
 from horovod.tensorflow.ops.calls import by_dtype, dense, for_inputs, id_of, invalid, run
 from horovod.tensorflow.ops.reductions import reduce
 from horovod.tensorflow.ops.world import rank_op
-from horovod.worker.runtime.context import is_initialized
+from horovod.worker.runtime.context import is_member
 
 
 def broadcast(
@@ -53,7 +53,7 @@ def broadcast(
 
 
 def _check_root(root_rank: int, process_set: ProcessSet) -> None:
-    if is_initialized() and process_set.included():
+    if is_member() and process_set.included():
         try:
             check_root(root_rank, process_set)
         except ValueError as error:
