@@ -15,7 +15,7 @@ from error_codes import ends_with
 from launching import still_alive
 
 from horovod.base.errors import LaunchCode
-from horovod.worker.agent.guardian import Guardian, session_members, signal_session
+from horovod.worker.agent.guardian import ENGINE_THREAD, Guardian, programs_of, session_members, signal_session
 
 SLEEPER = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
 DEAF = [sys.executable, "-c", "import signal; signal.signal(15, 1); print('up', flush=True); signal.pause()"]
@@ -142,3 +142,75 @@ def test_the_session_of_a_dead_leader_is_found() -> None:
         signal_session(leader.pid, signal.SIGKILL)
         assert still_alive([child]) == []
         assert session_members(leader.pid) == []
+
+
+# A program with a child, which becomes a member of a world, as its engine's thread shows, and no member again.
+MEMBER = f"""
+import ctypes, subprocess, sys, threading
+child = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), flush=True)
+over = threading.Event()
+def engine():
+    ctypes.CDLL(None).prctl(15, {ENGINE_THREAD!r}, 0, 0, 0)  # PR_SET_NAME
+    print("joined", flush=True)
+    over.wait()
+sys.stdin.readline()
+thread = threading.Thread(target=engine)
+thread.start()
+sys.stdin.readline()
+over.set()
+thread.join()
+print("left", flush=True)
+sys.stdin.readline()
+child.kill()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "is_shell"),
+    [(["sh", "-c", '"$@"; true', "sh"], True), (["sh", "-c", 'sh -c \'"$@"; true\' sh "$@"; true', "sh"], True)]
+    + [([sys.executable, "-c", "import subprocess, sys; subprocess.call(sys.argv[1:])"], False)],
+)
+def test_the_program_of_a_rank_is_the_member_of_its_world_or_what_a_shell_has_started(
+    wrapper: list[str], is_shell: bool
+) -> None:
+    command = [*wrapper, sys.executable, "-c", "import os\n" + MEMBER]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True, bufsize=1) as leader:
+        assert leader.stdin is not None
+        assert leader.stdout is not None
+        program = int(leader.stdout.readline())
+        assert program != leader.pid
+        for joins, said in ((False, ""), (True, "joined"), (False, "left")):
+            if said:
+                leader.stdin.write("\n")
+                assert leader.stdout.readline() == f"{said}\n"
+            assert programs_of(leader.pid) == [program if joins or is_shell else leader.pid]
+        leader.stdin.write("\n")
+        assert leader.wait(60) == 0
+
+
+def test_a_dead_launcher_lets_the_program_end_before_its_children() -> None:
+    program = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"], stdout=-1)
+child.stdout.readline()
+def asked(signum, frame):
+    print("child ended with", child.poll(), file=sys.stderr, flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, asked)
+print("up", flush=True)
+while True:
+    signal.pause()
+"""
+    source = f"""
+import os, signal, subprocess, sys
+from horovod.worker.agent.guardian import Guardian
+guardian = Guardian(grace_s=60)
+child = subprocess.Popen([sys.executable, "-c", {program!r}], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+guardian.add(child.pid)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", source], stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.stderr == "child ended with None\n"

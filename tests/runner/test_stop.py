@@ -192,15 +192,70 @@ signal.signal(signal.SIGUSR1, show)
     assert launched.finish() == (0, "[0]<stdout>:usr1\n", "")
 
 
-def test_suspend_and_resume(launch: Launch, program: Program) -> None:
-    launched = launch("-np", "1", *program("print('ready')\nsignal.sigwait([signal.SIGUSR1])"), child=True)
+# Saves after the signal what its child, such as a worker of a DataLoader, still gives.
+WITH_CHILD = """
+import subprocess
+source = "import sys; print('up', flush=True); [print(line, end='', flush=True) for line in sys.stdin]"
+child = subprocess.Popen([sys.executable, "-c", source], stdin=-1, stdout=-1, text=True, bufsize=1)
+child.stdout.readline()
+asked = []
+for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(signum, lambda number, frame: asked.append(number))
+print("ready")
+while not asked:
+    time.sleep(0.01)
+child.stdin.write("row\\n")
+print("saved", child.stdout.readline().strip(), *asked)
+sys.stdout.flush()
+child.stdin.close()
+child.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "wrapper"),
+    [
+        (signal.SIGTERM, []),
+        (signal.SIGINT, []),
+        (signal.SIGUSR1, []),
+        (signal.SIGTERM, ["sh", "-c", '"$@"; true', "sh"]),
+        (signal.SIGUSR2, ["bash", "-c", 'trap : USR2; "$@"; true', "bash"]),
+    ],
+)
+def test_a_signal_is_for_the_program_and_not_for_its_children(
+    launch: Launch, program: Program, signum: signal.Signals, wrapper: list[str]
+) -> None:
+    launched = launch("-np", "2", *wrapper, *program(WITH_CHILD))
+    family = ready(launched, 2)
+    launched.signal(signum)
+    code, out, err = launched.finish()
+    assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:saved row {int(signum)}" for rank in range(2)], err
+    assert code == (0 if signum in (signal.SIGUSR1, signal.SIGUSR2) else 128 + signum)
+    assert still_alive(family) == []
+
+
+def test_a_shell_that_starts_its_program_again_ends_too(launch: Launch, program: Program) -> None:
+    """Once the program has ended by the signal, the rest of the session gets it."""
+    again = ["sh", "-c", 'while true; do "$@"; done', "sh"]
+    launched = launch("-np", "1", *again, *program(WAIT), graces={"request_grace_s": 600.0})
     family = ready(launched, 1)
-    rank = next(process for process in family if "program.py" in " ".join(process.cmdline()))
+    launched.signal(signal.SIGTERM)
+    code, _, _ = launched.finish()
+    assert code == 143
+    assert still_alive(family) == []
+
+
+def test_suspend_and_resume(launch: Launch, program: Program) -> None:
+    source = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\nsignal.sigwait([signal.SIGUSR1])"
+    launched = launch("-np", "1", *program(source), child=True)
+    family = ready(launched, 1)
+    ranks = [process for process in family if "guardian.py" not in " ".join(process.cmdline())]
+    assert len(ranks) == 2  # the rank and its child
     launched.signal(signal.SIGTSTP)
     _, status = os.waitpid(launched.process.pid, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
     # The launcher has sent it the signal, which a process takes when it gets a processor.
-    assert eventually(lambda: rank.status() == psutil.STATUS_STOPPED)
+    assert eventually(lambda: all(process.status() == psutil.STATUS_STOPPED for process in ranks))
     launched.signal(signal.SIGCONT)
     launched.signal(signal.SIGTERM)
     code, _, _ = launched.finish()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 from error_codes import ends_with
@@ -65,6 +66,19 @@ def test_what_was_not_done_by_the_end_of_one_training_is_done_in_the_next() -> N
     assert one.ends() == "it got SIGTERM"
     one.begins()
     assert one.said == ["it got SIGTERM"] * 2
+
+
+def test_an_error_after_a_signal_that_ended_children_too_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Recorded()
+    monkeypatch.setattr("horovod.common.departure.current", lambda: types.SimpleNamespace(is_elastic=True))
+    monkeypatch.setattr("horovod.common.departure.is_initialized", lambda: True)
+    with one.heeded():
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert one.explains_error()
+        assert one.leaves_world() == "it got SIGTERM"
+    assert not one.explains_error()  # nothing listens
+    with one.heeded():
+        assert not one.explains_error()  # another training
 
 
 def test_a_job_of_a_fixed_size_is_not_left() -> None:

@@ -3,7 +3,8 @@
 A launcher can't act on its own SIGKILL, so the guardian is another process: a plain interpreter in its own session,
 which ignores Ctrl-C and holds the reading end of a pipe. The launcher tells it each session that it starts ("add
 PID") and that it has reaped ("drop PID"). When the pipe closes without a "bye", the launcher is dead, and every session
-still on the list gets SIGTERM, a short grace, and SIGKILL. After "bye" it leaves without touching anything.
+still on the list gets SIGTERM, a short grace, and SIGKILL: SIGTERM goes to the training program first (`programs_of`),
+and to the other processes of the session when that has ended. After "bye" it leaves without touching anything.
 
 It runs as a script (`python -I -S guardian.py FD PID GRACE`) and imports the standard library only: it starts in
 milliseconds, holds no thread, no lock and no gRPC state of its launcher, and may be started at any time.
@@ -19,6 +20,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 if __name__ != "__main__":  # imported by the launcher, not run as the helper
     from horovod.base.errors import LaunchCode, coded
@@ -27,6 +29,8 @@ if __name__ != "__main__":  # imported by the launcher, not run as the helper
 DEFAULT_GRACE_S = 2.0
 START_TIMEOUT_S = 30.0  # until the helper says that it is ready: a busy machine starts interpreters slowly
 CLOSE_TIMEOUT_S = 5.0  # from "bye" to the end of the helper
+ENGINE_THREAD = b"hvd-progress"  # a thread of each process that is in a world (csrc/engine/driver.cc)
+_SHELLS = {"ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"}
 _POLL_S = 0.02
 
 
@@ -35,16 +39,73 @@ def session_members(leader: int) -> list[int]:
 
     A launcher's child is a session leader, so this also finds grandchildren that moved to a group of their own.
     """
-    members = []
+    return list(_parents(leader))
+
+
+def _parents(leader: int) -> dict[int, int]:
+    """The parent of each process that `session_members` finds."""
+    parents = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == leader:
             continue
         # proc(5): "pid (comm) state ppid pgrp session ..."; comm may itself hold spaces and parentheses.
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
-            state, _, group, session = stat.read().rpartition(b")")[2].split()[:4]
+            state, parent, group, session = stat.read().rpartition(b")")[2].split()[:4]
             if leader in (int(group), int(session)) and state not in (b"Z", b"X"):
-                members.append(int(name))
-    return members
+                parents[int(name)] = int(parent)
+    return parents
+
+
+def programs_of(leader: int) -> list[int]:
+    """The processes of this session that a signal for the rank is meant for: its training program.
+
+    A signal for the whole session would end the children of the program, such as the workers of a DataLoader, and with
+    them the step that waits for their rows, just when the program wants to save a checkpoint. A signal for the leader
+    alone would not reach the program if the leader is a shell, which waits for its child before it acts on a signal.
+
+    The program is the process that has joined a world, which its engine's thread shows. Before that, or in a program
+    that never does, it is the leader, or what the leader has started if the leader is a shell.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in _parents(leader).items():
+        children.setdefault(parent, []).append(pid)
+    return _topmost(leader, children, _has_joined) or _topmost(leader, children, _is_no_shell) or [leader]
+
+
+def _topmost(leader: int, children: dict[int, list[int]], is_meant: Callable[[int], bool]) -> list[int]:
+    """From the leader downwards, the first process of each branch for which `is_meant` is true."""
+    found, left = [], [leader]
+    while left:
+        pid = left.pop()
+        if is_meant(pid):
+            found.append(pid)
+        else:
+            left += children.get(pid, ())
+    return found
+
+
+def _has_joined(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/comm", "rb") as name:
+                if name.read().strip() == ENGINE_THREAD:
+                    return True
+    return False
+
+
+def _is_no_shell(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")) not in _SHELLS  # a script's own name is in "comm"
+    return True
+
+
+def signal_programs(leader: int, signum: int) -> list[int]:
+    """Sends `signum` to the processes of `programs_of`, and returns them."""
+    programs = programs_of(leader)
+    for pid in programs:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
+    return programs
 
 
 def signal_session(leader: int, signum: int) -> None:
@@ -60,23 +121,25 @@ def signal_session(leader: int, signum: int) -> None:
                 os.kill(pid, signum)
 
 
-def _alive(leader: int) -> bool:
-    try:
-        with open(f"/proc/{leader}/stat", "rb") as stat:
-            if stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X"):
-                return True
-    except OSError:
-        pass
-    return bool(session_members(leader))
+def is_alive(pid: int) -> bool:
+    """Whether this process has not ended; a zombie has."""
+    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return False
 
 
 def _stop(leaders: set[int], grace_s: float) -> None:
+    told = {leader: signal_programs(leader, signal.SIGTERM) for leader in leaders}
     for leader in leaders:
-        signal_session(leader, signal.SIGTERM)
         signal_session(leader, signal.SIGCONT)  # a stopped process cannot act on SIGTERM
     deadline = time.monotonic() + grace_s
-    while any(_alive(leader) for leader in leaders) and time.monotonic() < deadline:
+    living = leaders
+    while living and time.monotonic() < deadline:
+        for leader in [leader for leader, programs in told.items() if not any(map(is_alive, programs))]:
+            del told[leader]
+            signal_session(leader, signal.SIGTERM)
         time.sleep(_POLL_S)
+        living = {leader for leader in living if is_alive(leader) or session_members(leader)}
     for leader in leaders:
         signal_session(leader, signal.SIGKILL)
 

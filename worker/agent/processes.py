@@ -19,12 +19,12 @@ from typing import IO
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import reason_of
-from horovod.worker.agent.guardian import Guardian, session_members, signal_session
-from horovod.worker.agent.handlers import handlers_of
+from horovod.worker.agent.guardian import Guardian, is_alive, session_members, signal_programs, signal_session
 from horovod.worker.agent.output import Sink, Stream
 
 _GATE = str(Path(__file__).with_name("gate.py"))
 _POLL_S = 0.02
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)  # the signals that ask a program to end
 
 
 class _Pump(asyncio.Protocol):
@@ -88,6 +88,7 @@ class TrainingProcess:
         self._guardian = guardian
         self._pumps: list[_Pump] = []
         self._pidfd: int | None = None
+        self._following: asyncio.Task[None] | None = None  # of `tell`
 
     @classmethod
     def start(
@@ -146,17 +147,34 @@ class TrainingProcess:
         await self._pump(self._process.stderr, sink, "stderr")
 
     def signal(self, signum: int) -> None:
-        """Sends `signum` to the process and everything it started."""
+        """Sends `signum` to the process and everything it started: SIGSTOP, SIGCONT and SIGKILL concern all of them."""
         signal_session(self.pid, signum)
 
+    def tell(self, signum: int) -> None:
+        """Sends `signum` to the training program, not to what that has started (`programs_of`).
+
+        A signal that asks it to end is sent to the others once it has ended: to a shell that has started it, and to
+        what it has left.
+        """
+        programs = signal_programs(self.pid, signum)
+        if self.pid not in programs and signum in _ENDING:
+            self._stop_following()
+            self._following = asyncio.create_task(self._follow(programs, signum))
+
+    async def _follow(self, programs: Sequence[int], signum: int) -> None:
+        while any(map(is_alive, programs)):
+            await asyncio.sleep(_POLL_S)
+        if self.code is None:
+            self.signal(signum)
+
+    def _stop_following(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
+
     def ask_to_leave(self) -> None:
-        """Sends SIGTERM to the program that has a handler for it, not to what that has started; to all if none has."""
-        receivers = handlers_of(self.pid, signal.SIGTERM)
-        for pid in receivers:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
-        if not receivers:
-            self.signal(signal.SIGTERM)
+        """Sends SIGTERM to the training program, which is continued if it is stopped."""
+        self.tell(signal.SIGTERM)
         self.signal(signal.SIGCONT)
 
     def resume_output(self) -> None:
@@ -171,6 +189,7 @@ class TrainingProcess:
 
     async def release(self, grace_s: float) -> None:
         """To be called after the end: stops the descendants of the process, reads its last output and reaps it."""
+        self._stop_following()
         if session_members(self.pid):
             self.signal(signal.SIGTERM)
             for _ in range(round(grace_s / _POLL_S)):

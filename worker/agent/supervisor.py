@@ -29,6 +29,7 @@ _LEFTOVER_GRACE_S = 1.0
 _REPLACED_OUTPUT_S = 20.0  # for the last output of a process in whose place another one is to start
 _OUTPUT_GRACE_S = 1.0  # how long a stopped job waits for a console that takes no output
 _KILL_DEADLINE_S = 10.0
+_FOR_ALL = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGCONT, signal.SIGKILL)
 LOOK_S = 1.0  # how often it is looked whether ranks that may be replaced are stopped
 WAKE_S = 5.0  # how often processes that are left of a job whose work is done are continued
 
@@ -265,10 +266,12 @@ class Supervisor:
         return self._outcomes
 
     def forward(self, signum: int) -> None:
-        """Passes `signum` on to every rank that still runs."""
+        """Passes `signum` on to every rank that still runs: to its training program, and what stops, continues or kills
+        to the children of that too.
+        """
         for process in self._processes:
             if process.code is None:
-                process.signal(signum)
+                (process.signal if signum in _FOR_ALL else process.tell)(signum)
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """Sends `signum`, then SIGTERM, then SIGKILL, with a grace between. Each further call skips a grace."""

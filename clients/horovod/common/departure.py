@@ -34,6 +34,7 @@ __all__ = ["EXIT_CODE", "Departure", "departure", "end_by_sigterm_as_pid_1"]
 log = logging.getLogger(__name__)
 
 EXIT_CODE: Final = 128 + signal.SIGTERM  # as a shell shows it
+ALSO_HEARS_S = 0.2  # in which SIGTERM reaches this process, if it has ended a child of it just now
 SAME_SECONDS = 1.0  # signals that come so close together are one: a supervisor and its own parent may both send it
 GOT_SIGTERM = "it got SIGTERM"
 
@@ -57,6 +58,8 @@ class Departure:
         self._phase = Phase.OUTSIDE
         self._reason = ""  # why it is to leave; empty: it is not
         self._first_signal_s: float | None = None
+        self._got_signal = threading.Event()  # SIGTERM, in this training
+        self._listens = False  # SIGTERM calls `signalled`
 
     @property
     def is_between_worlds(self) -> bool:
@@ -81,13 +84,24 @@ class Departure:
         """The training function has ended. Returns why the process was to leave at the next commit, or ""."""
         with self._lock:
             self._phase, self._first_signal_s = Phase.OUTSIDE, None
+            self._got_signal.clear()
             return self._reason
+
+    def explains_error(self) -> bool:
+        """Whether an error in the training function may come from SIGTERM, which this process got too.
+
+        A scheduler may send SIGTERM to all processes of a host at once. It ends children of this one that the next
+        commit needs, such as the workers of a DataLoader.
+        """
+        return self._listens and self._got_signal.wait(ALSO_HEARS_S)
 
     def request(self, reason: str) -> None:
         """The process is to leave at the next commit: of the next world, if it is between two."""
         with self._lock:
             is_first, self._reason = not self._reason, self._reason or reason
             is_told = is_first and self._phase is Phase.TRAINS
+            if reason == GOT_SIGTERM:
+                self._got_signal.set()
         if is_told:
             self._say(reason)
 
@@ -121,10 +135,12 @@ class Departure:
         is_main = threading.current_thread() is threading.main_thread()
         is_default = signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _end_now)
         listener = _Listener(self) if may_leave and is_main and is_default else None
+        self._listens = listener is not None
         self.begins()
         try:
             yield
         finally:
+            self._listens = False
             if listener is not None:
                 listener.close()
             if reason := self.ends():

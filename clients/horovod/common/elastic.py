@@ -455,6 +455,15 @@ def _rounds(
                 _settled(state)
             except HorovodInternalError as error:
                 _go_back(state, error)
+        except Exception as error:
+            if not departure.explains_error():
+                raise
+            log.warning(
+                "After SIGTERM the training function raised %s: %s. If the signal has also ended a process that this "
+                "one needs, such as a worker of a DataLoader, it can't go on to the next commit.",
+                type(error).__name__,
+                error,
+            )
         if reason := departure.leaves_world():
             leave_for_good(reason)
             log.warning("This process has left the job (%s), and ends with exit code %d.", reason, EXIT_CODE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import pytest
 from agents import Agents
 from launching import Launched, still_alive
 from test_changing_sizes import sizes, source
-
-from horovod.worker.agent.handlers import handlers_of
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
@@ -101,24 +98,3 @@ def test_a_launcher_that_gets_sigterm_ends_the_whole_job(launch: Launch, program
     assert code == 128 + signal.SIGTERM, err
     assert "takes its place" not in err
     assert still_alive(family) == []
-
-
-def test_a_signal_is_for_the_program_and_not_for_what_it_has_started() -> None:
-    """As a DataLoader's workers, which a signal for all would end."""
-    script = """
-import os, signal, subprocess, sys
-reader, writer = os.pipe()
-signal.signal(signal.SIGTERM, lambda *_: os.write(writer, bytes(1)))
-worker = subprocess.Popen(["sleep", "600"])
-print(os.getpid(), flush=True)
-os.read(reader, 1)
-worker.kill()
-"""
-    shell = ["sh", "-c", f"{sys.executable} -c '{script}'; true"]
-    with psutil.Popen(shell, stdout=-1, start_new_session=True, text=True) as leader:
-        python = int(leader.stdout.readline())
-        assert python != leader.pid
-        assert handlers_of(leader.pid, signal.SIGTERM) == [python]
-        assert handlers_of(leader.pid, signal.SIGUSR1) == []
-        os.kill(python, signal.SIGTERM)
-        assert leader.wait(60) == 0
