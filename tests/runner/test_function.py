@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,103 @@ if __name__ == "__main__":
         [sys.executable, str(tmp_path / "caller.py")], cwd=here, capture_output=True, text=True, timeout=60, check=False
     )
     assert (run.stdout, run.returncode) == ("[42, 42]\n", 0), run.stderr
+
+
+@pytest.mark.parametrize("started", ["script", "module", "stdin"])
+def test_ranks_import_what_the_caller_imports(tmp_path: Path, started: str) -> None:
+    """From the script's folder or the current one, PYTHONPATH, relative entries, archives and site-packages, in the
+    caller's order. Each place has the modules of all places before it too.
+    """
+    places = ["script", "relative", "variable", "archive.zip", "appended"]
+    for number, place in enumerate(places):
+        folder = tmp_path / place.removesuffix(".zip")
+        folder.mkdir()
+        for name in places[: number + 1]:
+            (folder / f"of_{name.removesuffix('.zip')}.py").write_text(f"found = {place!r}\n")
+    archive = zipfile.PyZipFile(str(tmp_path / "archive.zip"), "w")
+    for file in (tmp_path / "archive").iterdir():
+        archive.write(file, file.name)
+    archive.close()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("script", "relative", "variable", "archive", "appended"):  # not on the path of a script
+        (elsewhere / f"of_{name}.py").write_text("found = 'elsewhere'\n")
+    source = f"""
+import os, sys
+sys.path.insert(1, os.path.join("..", "relative"))
+sys.path.insert(3, {str(tmp_path / "archive.zip")!r})
+sys.path.append({str(tmp_path / "appended")!r})
+sys.path.append(3)  # imports ignore it
+import horovod
+def work():
+    if "HOROVOD_RANK" in os.environ:
+        os.chdir("/")
+    import of_script, of_relative, of_variable, of_archive, of_appended
+    return [module.found for module in (of_script, of_relative, of_variable, of_archive, of_appended)]
+if __name__ == "__main__":
+    found = horovod.run(work, num_proc=2)
+    print(found[0] == found[1] == work(), *found[0])
+"""
+    (tmp_path / "script" / "caller.py").write_text(source)
+    command, folder = {
+        "script": ([sys.executable, "../script/caller.py"], elsewhere),
+        "module": ([sys.executable, "-m", "caller"], tmp_path / "script"),
+        "stdin": ([sys.executable], tmp_path / "script"),  # as in a notebook, the first entry is empty
+    }[started]
+    run = subprocess.run(
+        command,
+        cwd=folder,
+        input=source if started == "stdin" else None,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "variable")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.stdout == "True script relative variable archive.zip appended\n", run.stderr
+
+
+def test_a_rank_of_another_environment_has_its_own_packages_before_those_of_the_caller() -> None:
+    caller = task.ImportPath("/venv", ("/script", "/shared"), ("/venv/lib", "/venv/site", "/added"))
+    assert caller.followed_by(task.ImportPath("/venv", ("/shared", "/own"), ("/venv/lib", "/venv/site"))) == [
+        *("/script", "/shared", "/own", "/venv/lib", "/venv/site", "/added")
+    ]
+    assert caller.followed_by(task.ImportPath("/other", ("/own",), ("/other/lib", "/other/site"))) == [
+        *("/script", "/shared", "/own", "/other/lib", "/other/site", "/venv/lib", "/venv/site", "/added")
+    ]
+
+
+def test_an_environment_with_hooks_of_editable_packages(tmp_path: Path) -> None:
+    """They stand in .pth files of site-packages, which the ranks' interpreter reads as the caller's has."""
+    version = "python{}.{}".format(*sys.version_info)
+    site = tmp_path / "venv" / "lib" / version / "site-packages"
+    site.mkdir(parents=True)
+    (tmp_path / "venv" / "bin").mkdir()
+    python = tmp_path / "venv" / "bin" / "python"
+    python.symlink_to(os.path.realpath(sys.executable))
+    (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = {os.path.dirname(os.path.realpath(sys.executable))}\n")
+    ours = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "ours.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in ours))
+    (site / "editable.pth").write_text("import editable_finder\n")
+    (site / "editable_finder.py").write_text(f"""
+import importlib.machinery, importlib.util, sys
+class Finder:
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name == "under_work":
+            return importlib.util.spec_from_file_location(name, {str(tmp_path / "source.py")!r})
+sys.meta_path.append(Finder)
+""")
+    (tmp_path / "source.py").write_text("answer = 42\n")
+    source = """
+import horovod, under_work
+def work():
+    import under_work
+    return under_work.answer
+print(horovod.run(work, num_proc=2))
+"""
+    run = subprocess.run([str(python), "-c", source], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == "[42, 42]\n", run.stderr
 
 
 def test_output_goes_where_it_is_asked_to(tmp_path: Path) -> None:

@@ -168,8 +168,11 @@ child.kill()
 
 @pytest.mark.parametrize(
     ("wrapper", "is_shell"),
-    [(["sh", "-c", '"$@"; true', "sh"], True), (["sh", "-c", 'sh -c \'"$@"; true\' sh "$@"; true', "sh"], True)]
-    + [([sys.executable, "-c", "import subprocess, sys; subprocess.call(sys.argv[1:])"], False)],
+    [
+        (["sh", "-c", '"$@"; true', "sh"], True),
+        (["sh", "-c", 'sh -c \'"$@"; true\' sh "$@"; true', "sh"], True),
+        ([sys.executable, "-c", "import subprocess, sys; subprocess.call(sys.argv[1:])"], False),
+    ],
 )
 def test_the_program_of_a_rank_is_the_member_of_its_world_or_what_a_shell_has_started(
     wrapper: list[str], is_shell: bool

@@ -162,8 +162,10 @@ class TrainingProcess:
             self._following = asyncio.create_task(self._follow(programs, signum))
 
     async def _follow(self, programs: Sequence[int], signum: int) -> None:
-        while any(map(is_alive, programs)):
-            await asyncio.sleep(_POLL_S)
+        while True:
+            if not any(map(is_alive, programs)):
+                break
+            await asyncio.sleep(_POLL_S)  # as in `release`
         if self.code is None:
             self.signal(signum)
 

@@ -68,7 +68,8 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes that form one world, and returns their results by rank.
 
-    func: anything that cloudpickle can ship; it calls hvd.init() itself.
+    func: anything that cloudpickle can ship; it calls hvd.init() itself. Its modules are found where the caller finds
+        them, along sys.path as it is at the time of the call; folders that another host doesn't have are left out.
     hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; other hosts are reached by ssh (ssh_port,
         ssh_identity_file), which must work without a password.
     start_timeout: seconds that all processes may take to start and join.

@@ -8,6 +8,7 @@ or not at all. Where ranks are on other hosts both travel over the coordinator (
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -51,7 +52,42 @@ def packed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
     a rank looks at before it unpickles the function.
     """
     call: bytes = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-    return pickle.dumps((PYTHON, sys.path)) + call
+    return pickle.dumps((PYTHON, ImportPath.of_this_process())) + call
+
+
+@dataclass(frozen=True)
+class ImportPath:
+    """Where a process finds modules: sys.path in two parts, each in its order."""
+
+    prefix: str  # sys.prefix: of which environment the process is
+    first: tuple[str, ...]  # the script's folder, PYTHONPATH, and whatever else comes before the standard library
+    rest: tuple[str, ...]  # the standard library, site-packages, and what was added after them
+
+    @classmethod
+    def of_this_process(cls) -> ImportPath:
+        """Relative entries become absolute ones: ranks may have another current folder."""
+        entries = []
+        for entry in sys.path:
+            with contextlib.suppress(OSError):  # the current folder is gone, and nothing can be imported from it
+                if isinstance(entry, str):  # imports ignore others
+                    entries.append(os.path.abspath(entry))
+        library = os.path.dirname(os.__file__)
+        zipped = os.path.join(os.path.dirname(library), "python{}{}.zip".format(*PYTHON))
+        at = min((entries.index(place) for place in (zipped, library) if place in entries), default=len(entries))
+        return cls(sys.prefix, tuple(entries[:at]), tuple(entries[at:]))
+
+    def followed_by(self, own: ImportPath) -> list[str]:
+        """The path of a rank whose caller has this one. own: what the rank has without a caller.
+
+        All modules come from where the caller has them. If the rank is of another environment, because of
+        `executable` or on another host, its own packages come before those of the caller's environment.
+        """
+        theirs = {*self.first, *self.rest}
+        if own.prefix == self.prefix:
+            entries = [*self.first, *(entry for entry in own.first if entry not in theirs), *self.rest, *own.rest]
+        else:
+            entries = [*self.first, *own.first, *own.rest, *self.rest]
+        return list(dict.fromkeys(entries))
 
 
 @dataclass(frozen=True)
@@ -298,13 +334,14 @@ def main(arguments: list[str]) -> int:
     way = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
     try:
         stream = io.BytesIO(way.fetch())
-        of_caller, own = pickle.load(stream)  # noqa: S301
-        if of_caller != PYTHON:
-            raise RuntimeError(_of_another_python(of_caller))
-        # From here on the current directory comes first, as usual in Python.
-        if not getattr(sys.flags, "safe_path", False):
-            sys.path.insert(0, os.getcwd())
-        sys.path.extend(entry for entry in own if entry not in sys.path)
+        python, of_caller = pickle.load(stream)  # noqa: S301
+        if python != PYTHON:
+            raise RuntimeError(_of_another_python(python))
+        path = of_caller.followed_by(ImportPath.of_this_process())
+        # Last comes the current directory, for functions that find modules only there.
+        if not getattr(sys.flags, "safe_path", False) and os.getcwd() not in path:
+            path.append(os.getcwd())
+        sys.path[:] = path
         function, args, kwargs = pickle.load(stream)  # noqa: S301
         value = function(*args, **kwargs)
         try:

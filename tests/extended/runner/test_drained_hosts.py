@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 from agents import Agents
 from launching import Launched, still_alive
