@@ -96,7 +96,12 @@ def test_elastic_ranks_leave_when_a_scheduler_signals_every_process_at_once(laun
         os.kill(process.pid, signal.SIGTERM)
     code, _, err = launched.finish()
     assert code == 128 + signal.SIGTERM
-    assert err.count("has left the job (it got SIGTERM), and ends with exit code 143.\n") == 2, err
+    # On a busy machine the launcher's own signal comes so late that it counts as a second one.
+    ways = (
+        "has left the job (it got SIGTERM), and ends with exit code 143.\n",
+        "A second SIGTERM: this process ends at once",
+    )
+    assert sum(map(err.count, ways)) == 2, err
     assert still_alive(family) == []
 
 
