@@ -71,7 +71,7 @@ def test_what_was_not_done_by_the_end_of_one_training_is_done_in_the_next() -> N
 def test_an_error_after_a_signal_that_ended_children_too_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Recorded()
     monkeypatch.setattr("horovod.common.departure.current", lambda: types.SimpleNamespace(is_elastic=True))
-    monkeypatch.setattr("horovod.common.departure.is_initialized", lambda: True)
+    monkeypatch.setattr("horovod.common.departure.is_member", lambda: True)
     with one.heeded():
         os.kill(os.getpid(), signal.SIGTERM)
         assert one.explains_error()
