@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from error_codes import ends_with
 
-from horovod.base.errors import TrainingCode
-from horovod.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn
+from horovod.base.errors import OperationCode, TrainingCode, coded
+from horovod.common.elastic import VAIN_ROUNDS, HostUpdateResult, ObjectState, State, notification_manager, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 
@@ -61,6 +61,30 @@ def test_the_loop(error: Exception, undone: list[str]) -> None:
     assert run(state, 1, two=2) == "(1,) {'two': 2}"
     again = ["new world", "reset", "first", "second", "third", "sync", "func"]
     assert state.calls == ["sync", "func", *undone, *again]
+
+
+WRONG_SHAPE = HorovodInternalError(coded(OperationCode.MISMATCHED, "Mismatched allreduce tensor shapes."))
+LOST = HorovodInternalError(coded(OperationCode.PEER_LOST, "Rank 1 was lost."))
+
+
+def test_an_error_of_the_script_does_not_go_round_for_ever() -> None:
+    state = Recorder()
+    with pytest.raises(HorovodInternalError, match=ends_with(OperationCode.MISMATCHED)):
+        run_fn(_raise_in_turn(*[WRONG_SHAPE] * (VAIN_ROUNDS + 1)), lambda: None)(state)
+    assert state.calls.count("func") == VAIN_ROUNDS
+
+
+def test_lost_ranks_and_rounds_with_a_commit_end_no_loop() -> None:
+    state = Recorder()
+    func = _raise_in_turn(*[LOST] * 3 * VAIN_ROUNDS, *[WRONG_SHAPE] * 3 * VAIN_ROUNDS, None)
+
+    def commits(state: Recorder) -> str:
+        state.commit()
+        return func(state)
+
+    assert run_fn(commits, lambda: None)(state) == "() {}"
+    state = Recorder()
+    assert run_fn(_raise_in_turn(*[LOST] * 3 * VAIN_ROUNDS, None), lambda: None)(state) == "() {}"
 
 
 class OnDevice(Recorder):

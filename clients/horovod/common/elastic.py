@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable
 from enum import IntFlag
 from typing import Any, Final
 
-from horovod.base.errors import SettingCode, TrainingCode, coded
+from horovod.base.errors import OperationCode, SettingCode, TrainingCode, code_of, coded
 from horovod.base.words import plural
 from horovod.common.basics import leave_for_good
 from horovod.common.departure import EXIT_CODE, departure
@@ -50,6 +50,9 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WANTED_BACK: Final = "its launcher takes back its place"
+VAIN_ROUNDS = 5  # so many rounds in a row without a commit may end with an error that is not the loss of a rank
+# These happen to a rank. Other errors of operations are of the script's own making.
+_HAPPENS: Final = {OperationCode.PEER_LOST, OperationCode.SHUT_DOWN, OperationCode.STALLED, OperationCode.NO_PROGRESS}
 UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
 
 
@@ -414,9 +417,10 @@ def run_fn(
     what a framework raises where a rank is lost becomes HorovodInternalError. It is entered for all that may run a
     collective: the state's callbacks and its `sync`, and `func`.
 
-    Other exceptions than the two of the loop propagate, those of `reset` too. Nothing limits how often the loop goes
-    round: an error that the script itself makes again in each world is logged each time. A process that is to leave its
-    job does not go round: SystemExit.
+    Other exceptions than the two of the loop propagate, those of `reset` too. So does a HorovodInternalError that the
+    script itself makes in each world, such as tensors of different shapes: the loop ends with it after VAIN_ROUNDS
+    rounds in a row without a commit. The loss of ranks ends no loop. A process that is to leave its job does not go
+    round: SystemExit.
     """
 
     @functools.wraps(func)
@@ -431,6 +435,37 @@ def run_fn(
     return wrapper
 
 
+class _VainRounds:
+    """Counts the rounds in a row that made no commit and ended with an error of the script's own making."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._count = 0
+        self._commits = self._commits_now()
+
+    def _commits_now(self) -> int:
+        return self._state._commits if isinstance(self._state, State) else 0  # a script may have its own class
+
+    def are_too_many(self, error: HorovodInternalError) -> bool:
+        """Whether another round would end like this one, which `error` has ended."""
+        commits = self._commits_now()
+        if commits != self._commits:
+            self._commits, self._count = commits, 0
+        code = code_of(error)
+        is_of_script = isinstance(code, (OperationCode, TrainingCode)) and code not in _HAPPENS
+        if not is_of_script or not isinstance(self._state, State):
+            return False
+        self._count += 1
+        if self._count < VAIN_ROUNDS:
+            return False
+        log.error(
+            "%d rounds in a row ended with an error of the script and without a commit, so training ends with the last "
+            "one. Correct what the error says; hvd.elastic.run goes on only after the loss of ranks.",
+            self._count,
+        )
+        return True
+
+
 def _rounds(
     state: State,
     train: Callable[[], Any],
@@ -438,6 +473,7 @@ def _rounds(
     with_our_errors: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Any:
     is_new_world = False
+    vain = _VainRounds(state)
     while True:
         try:
             with with_our_errors():
@@ -448,6 +484,8 @@ def _rounds(
                 result = train()
             return _settled(state, result)
         except HorovodInternalError as error:
+            if vain.are_too_many(error):
+                raise
             _go_back(state, error)
         except HostsUpdatedInterrupt:
             log.info("Joining the next world, because hosts came or went.")
