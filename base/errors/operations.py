@@ -51,7 +51,10 @@ class OperationCode(ErrorCode):
         "unsupported-device",
         "Tensors on this device can't be sent. Move the tensor to the CPU, or provide what the sentence names.",
     )
-    NOT_CONTIGUOUS = ("not-contiguous", "The elements of a tensor do not lie one after another. Call .contiguous().")
+    OVERLAPPING = (
+        "overlapping-elements",
+        "A result can't be written to a tensor of which several elements have one place in memory. Call .contiguous().",
+    )
     SEVERAL_DEVICES = ("several-devices", "Tensors of one grouped call are on different devices. Move them to one.")
     NO_ROWS = ("no-rows", "A scalar has no rows to gather, scatter or exchange. Give it a dimension, or use allreduce.")
     UNPICKLABLE = ("unpicklable-object", "A Python object can't be sent because pickle refuses it. Send its contents.")

@@ -234,7 +234,8 @@ class TensorReader:
     `owner` returns what owns the memory of a tensor; it is referenced until the operation is over, so that the memory
     stays although the tensor may get another one meanwhile. `address` returns where the memory of such an owner begins;
     when that has changed before a handle's result() returns, the owner was told to give the memory back, which no
-    reference prevents, and result() raises ValueError.
+    reference prevents, and result() raises ValueError. `negated` returns whether the values of a tensor are those in
+    its memory with the other sign; such tensors are described.
     """
 
     def __init__(
@@ -243,6 +244,7 @@ class TensorReader:
         describe: Callable[[Any], _Addresses],
         owner: Callable[[Any], object] | None = None,
         address: Callable[[Any], int] | None = None,
+        negated: Callable[[Any], bool] | None = None,
     ) -> None: ...
 
 @final

@@ -121,8 +121,9 @@ PYBIND11_MODULE(_core, module) {
       .def("copy", &PyCopier::copy, py::arg("copies"), py::arg("times") = 1);
 
   py::class_<TensorReader>(module, "TensorReader")
-      .def(py::init<const py::sequence&, py::object, py::object, py::object>(), py::arg("types"), py::arg("describe"),
-           py::arg("owner") = py::none(), py::arg("address") = py::none());
+      .def(py::init<const py::sequence&, py::object, py::object, py::object, py::object>(), py::arg("types"),
+           py::arg("describe"), py::arg("owner") = py::none(), py::arg("address") = py::none(),
+           py::arg("negated") = py::none());
 
   py::class_<Unfinished>(module, "Unfinished")
       .def_readonly("process_set", &Unfinished::process_set)

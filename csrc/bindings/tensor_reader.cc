@@ -75,8 +75,13 @@ py::object bundle(py::object keep, const Owners& owners) {
   return all;
 }
 
-TensorReader::TensorReader(const py::sequence& types, py::object describe, py::object owner, py::object address)
-    : keep_(types), describe_(std::move(describe)), owner_(std::move(owner)), address_(std::move(address)) {
+TensorReader::TensorReader(const py::sequence& types, py::object describe, py::object owner, py::object address,
+                           py::object negated)
+    : keep_(types),
+      describe_(std::move(describe)),
+      owner_(std::move(owner)),
+      address_(std::move(address)),
+      negated_(std::move(negated)) {
   for (const py::handle type : keep_) {
     if (!PyType_Check(type.ptr())) throw py::type_error("types must be types.");
     types_.push_back(reinterpret_cast<PyTypeObject*>(type.ptr()));
@@ -106,7 +111,7 @@ bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
     PyErr_Clear();
     return false;
   }
-  if (!dtype_from(found, seen.spec.dtype) || !is_contiguous(found)) return false;
+  if (!dtype_from(found, seen.spec.dtype) || !is_contiguous(found) || is_negated(tensor)) return false;
   if (found.device_type == kDlCuda) {
     void* stream = nullptr;
     if (!api_->current_work_stream) return false;
@@ -122,6 +127,13 @@ bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
   seen.address = static_cast<std::byte*>(found.data) + found.byte_offset;
   seen.spec.shape.assign(found.shape, found.shape + found.dimensions);
   return true;
+}
+
+bool TensorReader::is_negated(PyObject* tensor) const {
+  if (negated_.is_none()) return false;
+  const auto answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(negated_.ptr(), tensor));
+  if (!answer) throw py::error_already_set();
+  return answer.ptr() != Py_False;
 }
 
 void TensorReader::hold(PyObject* tensor, bool watch, Owners& owners) const {

@@ -46,9 +46,11 @@ class TensorReader {
  public:
   // types: those of objects that may be read in C, by exactly these; a subclass may change what a tensor is.
   // describe: makes the tuple of addresses of any other object, or raises.
-  // owner: what owns the memory of a tensor; address: where the memory of such an owner begins. Both may be None.
+  // owner: what owns the memory of a tensor; address: where the memory of such an owner begins.
+  // negated: whether a tensor's values are those in its memory with the other sign, which DLPack does not tell.
+  // These three may be None.
   TensorReader(const pybind11::sequence& types, pybind11::object describe, pybind11::object owner,
-               pybind11::object address);
+               pybind11::object address, pybind11::object negated);
   ~TensorReader();
   TensorReader(const TensorReader&) = delete;
   TensorReader& operator=(const TensorReader&) = delete;
@@ -76,6 +78,7 @@ class TensorReader {
  private:
   bool read_quickly(PyObject* tensor, Seen& seen) const;
   uintptr_t address_of(const pybind11::object& owner) const;
+  bool is_negated(PyObject* tensor) const;
 
   std::vector<PyTypeObject*> types_;  // kept alive by keep_
   pybind11::tuple keep_;
@@ -83,6 +86,7 @@ class TensorReader {
   pybind11::object describe_;
   pybind11::object owner_;    // None: this framework's tensors keep their memory
   pybind11::object address_;  // None: owners never give it back
+  pybind11::object negated_;  // None: no tensor is
 };
 
 // Adds one tensor: (input address, output address or 0, dtype, shape), on a GPU with its number and a stream; or an

@@ -199,7 +199,6 @@ class NoGenerator(GradientCompressor):
 
 MISTAKES = [
     (Bad("number"), ends_with(TrainingCode.INVALID_COMPRESSOR, "Bad.reduce", "'w'", "int")),
-    (Bad("transposed"), ends_with(OperationCode.NOT_CONTIGUOUS, "'w'")),
     (Bad("forgets"), ends_with(TrainingCode.INVALID_COMPRESSOR, "Bad.reduce", "'w'", "NoneType", "[2, 3]")),
     (Bad("flat"), ends_with(TrainingCode.INVALID_COMPRESSOR, "Bad.reduce", "'w'", "[6]", "[2, 3]")),
     (Bad("nothing"), ends_with(TrainingCode.INVALID_COMPRESSOR, "Bad.reduce", "'w'", "NoneType", "[2, 3]")),

@@ -26,18 +26,26 @@ def said(call: Callable[[], Any]) -> str:
 
 # -- calls of operations -----------------------------------------------------------------------------------------------
 OPERATIONS: dict[str, tuple[Callable[[], Any], str]] = {
-    "not contiguous": (
-        lambda: hvd.allreduce(torch.ones(4, 4).t(), name="across"),
+    "expanded": (
+        lambda: hvd.allreduce_(torch.ones(1).expand(4), name="spread"),
         (
-            "Tensor is required to be contiguous. Call .contiguous() on it first. It was given as "
-            "'allreduce.across'. [not-contiguous]"
+            "The result can't be written to a tensor of shape (4,) and strides (0,), of which several elements have "
+            "one place in memory (made by expand() for example). Pass tensor.contiguous(), or use the function that "
+            "returns a new tensor. It was given as 'allreduce.spread'. [overlapping-elements]"
         ),
     ),
     "complex": (
-        lambda: hvd.grouped_allreduce([X, torch.ones(2, dtype=torch.complex64)], name="waves"),
+        lambda: hvd.allreduce(torch.ones(2, dtype=torch.complex64), op=hvd.Max),
         (
-            "Tensor type torch.complex64 is not supported. Use torch.view_as_real(tensor). It was given as "
-            "'grouped_allreduce.waves'. [unsupported-dtype]"
+            "Allreduce: op=hvd.Max is not defined for complex numbers. Use hvd.Average or hvd.Sum, or send the real "
+            "and the imaginary parts. [undefined-reduction]"
+        ),
+    ),
+    "dtype": (
+        lambda: hvd.grouped_allreduce([X, torch.zeros(2, dtype=torch.float8_e4m3fnuz)], name="eighths"),
+        (
+            "Tensor type torch.float8_e4m3fnuz is not supported. It was given as 'grouped_allreduce.eighths'. "
+            "[unsupported-dtype]"
         ),
     ),
     "meta": (

@@ -79,7 +79,8 @@ class GradientCompressor:
 
         Args:
             name: of the parameter. The key under which to remember what belongs to it.
-            gradient: dense and contiguous, the parameter's shape; may be changed, yielded and returned.
+            gradient: dense and contiguous, the parameter's shape (complex numbers: as torch.view_as_real shows
+                them); may be changed, yielded and returned.
 
         Returns:
             A tensor of the same shape. It is copied into the parameter's `.grad` if it is not `gradient` itself.

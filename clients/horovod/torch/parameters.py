@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
-from horovod.common.ops.handles import AnyHandle
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
@@ -46,16 +45,9 @@ def broadcast_tensors(
     named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> None:
     """Starts all broadcasts, then waits for all: they travel together."""
-    pending: list[tuple[AnyHandle, torch.Tensor, torch.Tensor]] = []
-    for name, tensor in named:
-        # A dense tensor in another memory order (channels_last) travels as a contiguous copy.
-        travelling = tensor.detach().contiguous()
-        pending.append((broadcast_async_(travelling, root_rank, name, process_set), travelling, tensor))
-    with torch.no_grad():
-        for handle, travelling, tensor in pending:
-            synchronize(handle)
-            if travelling.data_ptr() != tensor.data_ptr():
-                tensor.copy_(travelling)
+    pending = [broadcast_async_(tensor.detach(), root_rank, name, process_set) for name, tensor in named]
+    for handle in pending:
+        synchronize(handle)
 
 
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:

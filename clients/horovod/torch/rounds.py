@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator
 
 import torch
 
-from horovod._core import Handle
 from horovod.base.errors import TrainingCode, coded
+from horovod.common.ops.handles import AnyHandle
 from horovod.torch.compression import GradientCompressor
 from horovod.torch.handles import synchronize
 
@@ -22,14 +22,14 @@ class Rounds:
         compressor: GradientCompressor,
         name: str,
         gradient: torch.Tensor,
-        submit: Callable[[torch.Tensor, str, bool], Handle],
+        submit: Callable[[torch.Tensor, str, bool], AnyHandle],
     ) -> None:
         self._compressor = compressor
         self._name = name
         self._gradient = gradient
         self._submit = submit
         self._count = 0
-        self._handle: Handle | None = None
+        self._handle: AnyHandle | None = None
         self._generator = compressor.reduce(name, gradient)
         if not isinstance(self._generator, Generator):
             raise ValueError(

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import torch
 
-from horovod._core import Handle
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.buckets import Group
+from horovod.common.ops.collectives import start_stand_in
+from horovod.common.ops.framework import Indirect
+from horovod.common.ops.handles import AnyHandle
 from horovod.common.process_sets import ProcessSet
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.handles import synchronize
@@ -16,6 +18,7 @@ from horovod.torch.ops.sparse import sparse_allreduce_async
 from horovod.torch.rounds import Rounds
 from horovod.torch.same_gradients import SameGradients
 from horovod.torch.slots import Slot
+from horovod.torch.stand_ins import is_plain, stand_in
 from horovod.torch.tensors import COLLECTIVES, READER
 from horovod.worker.runtime.context import current
 
@@ -78,10 +81,12 @@ class Sender:
         else:
             slot.finish = lambda: slot.store(restore(synchronize(handle)))
 
-    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> Handle:
+    def _submit(self, travelling: torch.Tensor, wire: str, quiet: bool) -> AnyHandle:
         spec = COLLECTIVES.reduction(travelling, self._op, self._prescale, self._postscale, self._process_set)
         try:
             return current().engine.submit(spec, wire, (travelling,), travelling, READER, wait_follows=quiet)
+        except Indirect as indirect:
+            return start_stand_in(indirect, self._submit, wire, quiet, in_place=wire)
         except ValueError:
             try:
                 COLLECTIVES.framework.view(travelling)
@@ -148,24 +153,22 @@ class Sender:
 
     def _pack(self, gradient: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor] | None]:
         """What travels for `gradient`, and how to get a gradient of its form back (None: it travelled itself)."""
-        if self._compression is None and gradient.layout is torch.strided and gradient.is_contiguous():
+        if self._compression is None and gradient.layout is torch.strided and is_plain(gradient):
             return gradient.detach() if gradient.requires_grad else gradient, None
         with torch.no_grad():
-            travelling = gradient.detach()
+            dense = gradient.detach()
             sparse_dim = None
-            if travelling.layout is not torch.strided:
-                sparse_dim = travelling.sparse_dim()
-                travelling = travelling.to_dense()
-            travelling = travelling.contiguous()
+            if dense.layout is not torch.strided:
+                sparse_dim = dense.sparse_dim()
+                dense = dense.to_dense()
+            travelling, write_back = stand_in(dense, in_place=True)
             compression = self._compression or NoneCompressor
             travelling, context = compression.compress(travelling)
 
         def restore(reduced: torch.Tensor) -> torch.Tensor:
             with torch.no_grad():
-                dense = compression.decompress(reduced, context)
-                if sparse_dim is not None:
-                    return _to_sparse(dense, sparse_dim)
-                return gradient.copy_(dense)
+                write_back(compression.decompress(reduced, context))
+                return gradient if sparse_dim is None else _to_sparse(dense, sparse_dim)
 
         return travelling, restore
 

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from horovod.base.errors import TrainingCode, coded
+from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Sum, size
 from horovod.torch.ops import allgather, allreduce
 
@@ -31,8 +31,8 @@ class SyncBatchNorm(_BatchNorm):
     torch.nn.BatchNorm1d to 3d. In evaluation (with running statistics) and in a world of one it is an ordinary batch
     normalization. Every rank must call it equally often.
 
-    Raises ValueError for an input of fewer than 2 dimensions, of other than `num_features` channels, or with fewer than
-    2 values per channel on all ranks together.
+    Raises ValueError for an input of another dtype, of fewer than 2 dimensions, of other than `num_features` channels,
+    or with fewer than 2 values per channel on all ranks together.
 
     >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), hvd.SyncBatchNorm(8), torch.nn.ReLU())
     """
@@ -43,6 +43,10 @@ class SyncBatchNorm(_BatchNorm):
                 coded(
                     TrainingCode.INVALID_SHAPE, f"SyncBatchNorm expected at least 2D input (got {input.dim()}D input)."
                 )
+            )
+        if not input.is_floating_point():
+            raise ValueError(
+                coded(OperationCode.UNSUPPORTED_DTYPE, f"SyncBatchNorm expected real floats, not {input.dtype}.")
             )
         if input.size(1) != self.num_features:
             raise ValueError(

@@ -1,11 +1,13 @@
 """horovod.common.ops.framework for PyTorch: how the engine takes a torch tensor, and gives one back.
 
 The engine knows no torch. It reads a tensor through the functions in C that torch offers for that; what those can't say
-goes to `view`. What the engine can't take is refused here, with a sentence.
+goes to `view`. What the engine can't take is refused here, with a sentence; stand_ins.py has what travels for tensors
+that are views of a special kind.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,8 +15,9 @@ import torch.utils.dlpack
 
 from horovod._core import DType, TensorReader
 from horovod.base.errors import OperationCode, coded, without_code
-from horovod.common.ops.framework import Span
+from horovod.common.ops.framework import Indirect, Span
 from horovod.common.ops.grouped import GroupedCollectives
+from horovod.torch.stand_ins import stand_in
 from horovod.worker.runtime.context import current, is_member
 from horovod.worker.runtime.gpu import gpu_obstacle
 
@@ -39,14 +42,18 @@ class TorchFramework:
         # No subclasses, which may change what a tensor is. `tensor.data = other` and `tensor.set_()` give a tensor
         # another storage.
         self.reader: Final = TensorReader(
-            (torch.Tensor, torch.nn.Parameter), self.view, torch.Tensor.untyped_storage, torch.UntypedStorage.data_ptr
+            (torch.Tensor, torch.nn.Parameter),
+            self.view,
+            torch.Tensor.untyped_storage,
+            torch.UntypedStorage.data_ptr,
+            torch.Tensor.is_neg,
         )
 
     @staticmethod
     def view(tensor: torch.Tensor) -> Span:
         try:
             code = _code_of(tensor.dtype)
-            if code is None or tensor.layout is not _strided or not tensor.is_contiguous():
+            if code is None or tensor.layout is not _strided or not tensor.is_contiguous() or tensor.is_neg():
                 raise refusal(tensor)
             if not tensor.is_cpu:
                 return _device_span(tensor, code)
@@ -104,7 +111,7 @@ def _device_span(tensor: torch.Tensor, code: int) -> Span:
 
 
 def refusal(tensor: Any) -> Exception:
-    """Why the engine can't take `tensor`; the message says what to do."""
+    """Why the engine can't take `tensor` (the message says what to do), or Indirect if it takes a stand-in."""
     if not isinstance(tensor, torch.Tensor):
         return ValueError(
             coded(OperationCode.NOT_A_TENSOR, f"A torch.Tensor is required, not {type(tensor).__name__}.")
@@ -117,18 +124,13 @@ def refusal(tensor: Any) -> Exception:
                 "or make it dense with .to_dense().",
             )
         )
-    if tensor.dtype not in DTYPE_CODES:
-        advice = " Use torch.view_as_real(tensor)." if tensor.dtype.is_complex else ""
-        return ValueError(
-            coded(OperationCode.UNSUPPORTED_DTYPE, f"Tensor type {tensor.dtype} is not supported.{advice}")
-        )
+    if tensor.dtype not in DTYPE_CODES and not tensor.dtype.is_complex:
+        return ValueError(coded(OperationCode.UNSUPPORTED_DTYPE, f"Tensor type {tensor.dtype} is not supported."))
     if (obstacle := device_obstacle(tensor.device)) is not None:
         return ValueError(
             coded(OperationCode.UNSUPPORTED_DEVICE, f"The tensor is on device {tensor.device}, {obstacle}")
         )
-    return ValueError(
-        coded(OperationCode.NOT_CONTIGUOUS, "Tensor is required to be contiguous. Call .contiguous() on it first.")
-    )
+    return Indirect(functools.partial(stand_in, tensor))
 
 
 def device_obstacle(device: torch.device) -> str | None:

@@ -2,20 +2,25 @@
 
 Methods take what users' functions take, with `op` decided (specs.reduce_op), and raise what those promise. Each exists
 as a call that waits and as one that returns a handle; none records a gradient.
+
+A tensor whose memory the engine can't read as it is (Indirect) is the exception: such an operation is done with the
+tensor's stand-in.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any, Final, Generic, TypeVar
 
-from horovod._core import OP_TRAITS, Handle, OpSpec, OpType
+from horovod._core import OP_TRAITS, OpSpec, OpType, ReduceOp
 from horovod.base.errors import OperationCode, TrainingCode, coded, coded_like, without_code
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.ops.framework import Framework
+from horovod.common.ops.framework import Framework, Indirect
+from horovod.common.ops.handles import AnyHandle, PartedHandle
 from horovod.common.ops.questions import joined
 from horovod.common.ops.specs import check_reduction, reduction, set_number, set_size, spec
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -56,33 +61,47 @@ class Collectives(Generic[T]):
         made = self.reduction(tensor, op, prescale, postscale, process_set)
         output = self._allocate(tensor)
         wire = _ALLREDUCE if name is None else "allreduce." + name
-        current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
+        try:
+            current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
+        except Indirect as indirect:
+            return with_stand_in(indirect, self.allreduce, op, name, prescale, postscale, process_set)
         return output
 
     def allreduce_async(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-    ) -> Handle:
+    ) -> AnyHandle:
         made = self.reduction(tensor, op, prescale, postscale, process_set)
         output = self._allocate(tensor)
         wire = _ALLREDUCE if name is None else "allreduce." + name
-        return current().engine.submit(
-            made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
-        )
+        try:
+            return current().engine.submit(
+                made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
+            )
+        except Indirect as indirect:
+            return start_stand_in(indirect, self.allreduce_async, op, name, prescale, postscale, process_set)
 
     def allreduce_(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
         made = self.reduction(tensor, op, prescale, postscale, process_set)
         wire = _ALLREDUCE if name is None else "allreduce." + name
-        current().engine.run(made, wire, (tensor,), tensor, self._reader)
+        try:
+            current().engine.run(made, wire, (tensor,), tensor, self._reader)
+        except Indirect as indirect:
+            arguments = (op, name, prescale, postscale, process_set)
+            return with_stand_in(indirect, self.allreduce_, *arguments, in_place=wire)
         return tensor
 
     def allreduce_async_(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-    ) -> Handle:
+    ) -> AnyHandle:
         made = self.reduction(tensor, op, prescale, postscale, process_set)
         wire = _ALLREDUCE if name is None else "allreduce." + name
-        return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
+        try:
+            return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
+        except Indirect as indirect:
+            arguments = (op, name, prescale, postscale, process_set)
+            return start_stand_in(indirect, self.allreduce_async_, *arguments, in_place=wire)
 
     def reduction(self, tensor: T, op: int, prescale: float, postscale: float, process_set: ProcessSet) -> OpSpec:
         """The spec of an allreduce of `tensor`, after its checks."""
@@ -92,39 +111,71 @@ class Collectives(Generic[T]):
             if op == Sum:
                 return SUM_OF_ALL
         if op != Average and op != Sum:
-            dtype = self.framework.dtype(tensor) if op == Adasum else None
+            dtype = self.framework.dtype(tensor)
             check_reduction(op, dtype, process_set, "Allreduce")
+            if dtype is None:
+                self._refuse_order(tensor, op)
         number = 0 if process_set is global_process_set else set_number(process_set, "Allreduce")
         return reduction(ALLREDUCE, op, prescale, postscale, number)
+
+    def _refuse_order(self, tensor: T, op: int) -> None:
+        try:
+            self._view(tensor)
+        except Indirect:
+            raise ValueError(
+                coded(
+                    OperationCode.UNDEFINED_REDUCTION,
+                    f"Allreduce: op=hvd.{ReduceOp(op).name.capitalize()} is not defined for complex numbers. Use "
+                    "hvd.Average or hvd.Sum, or send the real and the imaginary parts.",
+                )
+            ) from None
 
     # -- allgather -----------------------------------------------------------------------------------------------------
     def allgather(self, tensor: T, name: str | None, process_set: ProcessSet) -> T:
         made = spec(ALLGATHER, set_number(process_set, "Allgather"))
-        return self._run_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
+        try:
+            return self._run_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
+        except Indirect as indirect:
+            return with_stand_in(indirect, self.allgather, name, process_set, by_rows=True)
 
-    def allgather_async(self, tensor: T, name: str | None, process_set: ProcessSet) -> Handle:
+    def allgather_async(self, tensor: T, name: str | None, process_set: ProcessSet) -> AnyHandle:
         made = spec(ALLGATHER, set_number(process_set, "Allgather"))
-        return self._start_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
+        try:
+            return self._start_to_adopt(made, _ALLGATHER if name is None else "allgather." + name, tensor)
+        except Indirect as indirect:
+            return start_stand_in(indirect, self.allgather_async, name, process_set, by_rows=True)
 
     # -- broadcast -----------------------------------------------------------------------------------------------------
     def broadcast(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
         check_root(root_rank, process_set)
-        return self.broadcast_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
+        try:
+            return self.broadcast_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
+        except Indirect as indirect:
+            return with_stand_in(indirect, self.broadcast, root_rank, name, process_set)
 
-    def broadcast_async(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
+    def broadcast_async(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> AnyHandle:
         check_root(root_rank, process_set)
-        return self.broadcast_async_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
+        try:
+            return self.broadcast_async_(self._copy_for(tensor, root_rank, name), root_rank, name, process_set)
+        except Indirect as indirect:
+            return start_stand_in(indirect, self.broadcast_async, root_rank, name, process_set)
 
     def broadcast_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> T:
         made = spec(BROADCAST, check_root(root_rank, process_set), root_rank)
         wire = _BROADCAST if name is None else "broadcast." + name
-        current().engine.run(made, wire, (tensor,), tensor, self._reader)
+        try:
+            current().engine.run(made, wire, (tensor,), tensor, self._reader)
+        except Indirect as indirect:
+            return with_stand_in(indirect, self.broadcast_, root_rank, name, process_set, in_place=wire)
         return tensor
 
-    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> Handle:
+    def broadcast_async_(self, tensor: T, root_rank: int, name: str | None, process_set: ProcessSet) -> AnyHandle:
         made = spec(BROADCAST, check_root(root_rank, process_set), root_rank)
         wire = _BROADCAST if name is None else "broadcast." + name
-        return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
+        try:
+            return current().engine.submit(made, wire, (tensor,), tensor, self._reader)
+        except Indirect as indirect:
+            return start_stand_in(indirect, self.broadcast_async_, root_rank, name, process_set, in_place=wire)
 
     def _copy_for(self, tensor: T, root_rank: int, name: str | None) -> T:
         """What a broadcast that leaves `tensor` alone writes to: the engine broadcasts in place."""
@@ -142,7 +193,13 @@ class Collectives(Generic[T]):
         number = set_number(process_set, "Alltoall")
         rows = self._splits(tensor, splits, process_set)
         wire = _ALLTOALL if name is None else "alltoall." + name
-        answer: Any = current().engine.run(spec(ALLTOALL, number), wire, ((tensor, None),), tensor, self._reader, rows)
+        made = spec(ALLTOALL, number)
+        try:
+            answer: Any = current().engine.run(made, wire, ((tensor, None),), tensor, self._reader, rows)
+        except Indirect as indirect:
+            travelling, finish = indirect.stand_in(by_rows=True)
+            output, received = self.alltoall(travelling, splits, name, process_set)
+            return finish(output), received
         outputs, received = answer
         return self._adopt(outputs[0]), received
 
@@ -153,21 +210,26 @@ class Collectives(Generic[T]):
         name: str | None,
         process_set: ProcessSet,
         received: Any,
-    ) -> Handle:
+    ) -> AnyHandle:
         """received: makes what the caller wants of the list of rows that came from each member."""
         number = set_number(process_set, "Alltoall")
         rows = self._splits(tensor, splits, process_set)
         wire = _ALLTOALL if name is None else "alltoall." + name
         adopt = self._adopt
-        return current().engine.submit(
-            spec(ALLTOALL, number),
-            wire,
-            ((tensor, None),),
-            tensor,
-            self._reader,
-            rows,
-            lambda answer: (adopt(answer[0][0]), received(answer[1])),
-        )
+        try:
+            return current().engine.submit(
+                spec(ALLTOALL, number),
+                wire,
+                ((tensor, None),),
+                tensor,
+                self._reader,
+                rows,
+                lambda answer: (adopt(answer[0][0]), received(answer[1])),
+            )
+        except Indirect as indirect:
+            travelling, finish = indirect.stand_in(by_rows=True)
+            handle = self.alltoall_async(travelling, splits, name, process_set, received)
+            return PartedHandle((handle,), lambda results: (finish(results[0][0]), results[0][1]))
 
     def _splits(self, tensor: T, splits: Sequence[int] | None, process_set: ProcessSet) -> list[int] | None:
         shape = self.framework.shape(tensor)
@@ -216,13 +278,19 @@ class Collectives(Generic[T]):
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> T:
         made = self.scattered_reduction(tensor, op, prescale, postscale, process_set)
-        return self._run_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
+        try:
+            return self._run_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
+        except Indirect as indirect:
+            return with_stand_in(indirect, self.reducescatter, op, name, prescale, postscale, process_set)
 
     def reducescatter_async(
         self, tensor: T, op: int, name: str | None, prescale: float, postscale: float, process_set: ProcessSet
-    ) -> Handle:
+    ) -> AnyHandle:
         made = self.scattered_reduction(tensor, op, prescale, postscale, process_set)
-        return self._start_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
+        try:
+            return self._start_to_adopt(made, _REDUCESCATTER if name is None else "reducescatter." + name, tensor)
+        except Indirect as indirect:
+            return start_stand_in(indirect, self.reducescatter_async, op, name, prescale, postscale, process_set)
 
     def scattered_reduction(
         self, tensor: T, op: int, prescale: float, postscale: float, process_set: ProcessSet
@@ -261,22 +329,28 @@ class Collectives(Generic[T]):
     ) -> T:
         """Any type of operation of one tensor, by its traits (csrc/collectives/op_types.h); a new tensor."""
         made, wire = self._any(kind, name, process_set, root, op)
-        if OP_TRAITS[kind.name]["allocates"]:
-            return self._run_to_adopt(made, wire, tensor)
-        output = self._allocate(tensor)
-        current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
+        try:
+            if OP_TRAITS[kind.name]["allocates"]:
+                return self._run_to_adopt(made, wire, tensor)
+            output = self._allocate(tensor)
+            current().engine.run(made, wire, ((tensor, output),), (tensor, output), self._reader)
+        except Indirect as indirect:
+            return with_stand_in(indirect, functools.partial(self.run, kind), name, process_set, root, op)
         return output
 
     def start(
         self, kind: OpType, tensor: T, name: str | None, process_set: ProcessSet, root: int = 0, op: int = Sum
-    ) -> Handle:
+    ) -> AnyHandle:
         made, wire = self._any(kind, name, process_set, root, op)
-        if OP_TRAITS[kind.name]["allocates"]:
-            return self._start_to_adopt(made, wire, tensor)
-        output = self._allocate(tensor)
-        return current().engine.submit(
-            made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
-        )
+        try:
+            if OP_TRAITS[kind.name]["allocates"]:
+                return self._start_to_adopt(made, wire, tensor)
+            output = self._allocate(tensor)
+            return current().engine.submit(
+                made, wire, ((tensor, output),), (output, tensor), self._reader, None, lambda _: output
+            )
+        except Indirect as indirect:
+            return start_stand_in(indirect, functools.partial(self.start, kind), name, process_set, root, op)
 
     @staticmethod
     def _any(kind: OpType, name: str | None, process_set: ProcessSet, root: int, op: int) -> tuple[OpSpec, str]:
@@ -296,7 +370,7 @@ class Collectives(Generic[T]):
         outputs: Any = current().engine.run(made, wire, ((tensor, None),), tensor, self._reader)
         return self._adopt(outputs[0])
 
-    def _start_to_adopt(self, made: Any, wire: str, tensor: T) -> Handle:
+    def _start_to_adopt(self, made: Any, wire: str, tensor: T) -> AnyHandle:
         adopt = self._adopt
         return current().engine.submit(
             made, wire, ((tensor, None),), tensor, self._reader, None, lambda outputs: adopt(outputs[0])
@@ -345,3 +419,29 @@ def named(refusal: ValueError, operation: str, name: str | None) -> ValueError:
     if name is None:
         return refusal
     return ValueError(coded_like(refusal, f"{without_code(refusal)} It was given as '{operation}.{name}'."))
+
+
+def with_stand_in(
+    indirect: Indirect, run: Callable[..., T], *arguments: Any, in_place: str = "", by_rows: bool = False
+) -> T:
+    """The result of `run(tensor, *arguments)` for a tensor that can't travel itself. in_place: the operation's name."""
+    travelling, finish = stand_in(indirect, in_place, by_rows)
+    result: T = finish(run(travelling, *arguments))
+    return result
+
+
+def start_stand_in(
+    indirect: Indirect, start: Callable[..., AnyHandle], *arguments: Any, in_place: str = "", by_rows: bool = False
+) -> AnyHandle:
+    """The same where `start` returns a handle."""
+    travelling, finish = stand_in(indirect, in_place, by_rows)
+    return PartedHandle((start(travelling, *arguments),), lambda results: finish(results[0]))
+
+
+def stand_in(indirect: Indirect, in_place: str, by_rows: bool) -> tuple[Any, Callable[[Any], Any]]:
+    """`indirect.stand_in` for the operation `in_place`, whose name a refusal ends with; "": it is not in place."""
+    try:
+        return indirect.stand_in(in_place=bool(in_place), by_rows=by_rows)
+    except ValueError as refusal:
+        operation, _, name = in_place.partition(".")
+        raise named(refusal, operation, None if name == "noname" else name) from None

@@ -12,8 +12,8 @@ An adapter is one object of these. It keeps no state, and all threads may use it
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from horovod._core import Output, TensorReader
@@ -22,6 +22,24 @@ T = TypeVar("T")
 
 # Input address, output address (0: the engine allocates the result), dtype, shape; on a GPU its number and a stream.
 Span: TypeAlias = tuple[int, int, int, tuple[int, ...]] | tuple[int, int, int, tuple[int, ...], int, int]
+
+
+class Indirect(Exception):  # noqa: N818  (it is always caught)
+    """The engine can't read the values of a tensor where they lie, but another tensor, its stand-in, can travel for it.
+
+    `stand_in` makes the stand-in, and a function that makes of its result what the result of the tensor is. The engine
+    writes to a stand-in only in operations that are in place; then the function writes the result to the tensor, which
+    it returns. by_rows: the operation takes and gives rows, so that a scalar must stay one, and be refused.
+    `stand_in` raises ValueError if it is to be in place and several elements of the tensor have one place in memory.
+    """
+
+    def __init__(self, stand_in: StandIn) -> None:
+        super().__init__("a stand-in must travel for this tensor")
+        self.stand_in = stand_in
+
+
+class StandIn(Protocol):
+    def __call__(self, *, in_place: bool = False, by_rows: bool = False) -> tuple[Any, Callable[[Any], Any]]: ...
 
 
 class Framework(Protocol[T]):
@@ -35,7 +53,7 @@ class Framework(Protocol[T]):
         """Where a tensor is that its result replaces (input and output address are the same).
 
         Raises ValueError, with what to do, for what the engine can't take: no tensor, another layout, an unknown dtype,
-        a device that it can't reach, memory that is not contiguous.
+        a device that it can't reach. Raises Indirect for what a stand-in can travel for.
         """
 
     # The next three raise ValueError for what is no tensor at all, and refuse nothing else.

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 from horovod._core import Handle, OpSpec
 from horovod.base.errors import OperationCode, coded
 from horovod.common.exceptions import HorovodInternalError
-from horovod.common.ops.collectives import ALLGATHER, Collectives, named
+from horovod.common.ops.collectives import ALLGATHER, Collectives, named, stand_in
+from horovod.common.ops.framework import Indirect
 from horovod.common.ops.handles import AnyHandle, PartedHandle
 from horovod.common.ops.specs import set_number, spec
 from horovod.common.process_sets import ProcessSet
@@ -44,10 +45,15 @@ class GroupedCollectives(Collectives[T]):
     ) -> AnyHandle:
         tensors = tuple(tensors)
         self._check_one_device(tensors)
-        self._check(tensors, "grouped_allreduce", name)
+        made = [self.reduction(tensor, op, prescale, postscale, process_set) for tensor in tensors]
+        try:
+            self._check(tensors, "grouped_allreduce", name)
+        except Indirect:
+            travelling, finish = self._stand_ins(tensors, _wire("grouped_allreduce", name) if in_place else "")
+            arguments = (in_place, op, name, prescale, postscale, process_set, wait_follows)
+            return PartedHandle((self.start_allreduces(travelling, *arguments),), finish)
         outputs = tensors if in_place else tuple(self._allocate(tensor) for tensor in tensors)
         given: Sequence[Any] = tensors if in_place else tuple(zip(tensors, outputs, strict=True))
-        made = [self.reduction(tensor, op, prescale, postscale, process_set) for tensor in tensors]
 
         def start_part(wire: str, indices: Sequence[int]) -> Handle:
             part = tuple(outputs[index] for index in indices)
@@ -69,7 +75,11 @@ class GroupedCollectives(Collectives[T]):
     ) -> AnyHandle:
         tensors = tuple(tensors)
         self._check_one_device(tensors)
-        self._check(tensors, "grouped_allgather", name)
+        try:
+            self._check(tensors, "grouped_allgather", name)
+        except Indirect:
+            travelling, finish = self._stand_ins(tensors, by_rows=True)
+            return PartedHandle((self.start_allgathers(travelling, name, process_set, wait_follows),), finish)
         made = [spec(ALLGATHER, set_number(process_set, "Allgather"))] * len(tensors)
         return self._start_to_adopt_all(made, tensors, _wire("grouped_allgather", name), wait_follows)
 
@@ -86,7 +96,12 @@ class GroupedCollectives(Collectives[T]):
         tensors = tuple(tensors)
         self._check_one_device(tensors)
         made = [self.scattered_reduction(tensor, op, prescale, postscale, process_set) for tensor in tensors]
-        self._check(tensors, "grouped_reducescatter", name)
+        try:
+            self._check(tensors, "grouped_reducescatter", name)
+        except Indirect:
+            travelling, finish = self._stand_ins(tensors)
+            arguments = (op, name, prescale, postscale, process_set, wait_follows)
+            return PartedHandle((self.start_reducescatters(travelling, *arguments),), finish)
         return self._start_to_adopt_all(made, tensors, _wire("grouped_reducescatter", name), wait_follows)
 
     def _start_to_adopt_all(
@@ -126,6 +141,24 @@ class GroupedCollectives(Collectives[T]):
         except ValueError as refusal:
             raise named(refusal, operation, name) from None
 
+    def _stand_ins(
+        self, tensors: Sequence[T], in_place: str = "", by_rows: bool = False
+    ) -> tuple[list[T], Callable[[list[Any]], tuple[T, ...]]]:
+        """What travels for each tensor, and what makes of the results, in a list of one, those of `tensors`."""
+        view = self._view
+        pairs: list[tuple[T, Callable[[T], T]]] = []
+        for tensor in tensors:
+            try:
+                view(tensor)
+                pairs.append((tensor, _itself))
+            except Indirect as indirect:
+                pairs.append(stand_in(indirect, in_place, by_rows))
+
+        def finish(results: list[Any]) -> tuple[T, ...]:
+            return tuple(end(result) for (_, end), result in zip(pairs, results[0], strict=True))
+
+        return [travelling for travelling, _ in pairs], finish
+
     def _start_parts(
         self, tensors: Sequence[T], wire: str, start_part: Callable[[str, Sequence[int]], Handle]
     ) -> AnyHandle:
@@ -153,6 +186,10 @@ class GroupedCollectives(Collectives[T]):
             return tuple(found[index] for index in range(len(found)))
 
         return PartedHandle(handles, in_order)
+
+
+def _itself(tensor: T) -> T:
+    return tensor
 
 
 def _wire(operation: str, name: str | None) -> str:

@@ -26,12 +26,12 @@ CurrentStream: TypeAlias = Callable[[int], int]
 
 
 class PartedHandle:
-    """Several operations behind one handle: a grouped call whose tensors differ in dtype."""
+    """Several operations behind one handle (a grouped call whose tensors differ in dtype), or one with a stand-in."""
 
     __slots__ = ("_finish", "_parts", "_results")
 
-    def __init__(self, parts: Sequence[Handle], finish: Callable[[list[Any]], Any]) -> None:
-        self._parts: Sequence[Handle] | None = parts
+    def __init__(self, parts: Sequence[AnyHandle], finish: Callable[[list[Any]], Any]) -> None:
+        self._parts: Sequence[AnyHandle] | None = parts
         self._results: list[Any] = []  # the results of the parts that are done; an interrupted wait goes on behind them
         self._finish = finish
 
@@ -61,8 +61,10 @@ class PartedHandle:
 AnyHandle: TypeAlias = Handle | PartedHandle
 
 
-def _result_of(handle: Handle, current_stream: CurrentStream) -> Any:
-    """The result of one operation. On a GPU the framework's stream waits for it, not this thread."""
+def _result_of(handle: AnyHandle, current_stream: CurrentStream) -> Any:
+    """The result of one part. On a GPU the framework's stream waits for it, not this thread."""
+    if isinstance(handle, PartedHandle):
+        return handle.result(current_stream)
     device = handle.device
     return handle.result() if device is None else handle.result(current_stream(device))
 

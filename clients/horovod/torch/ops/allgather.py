@@ -37,8 +37,8 @@ def allgather(
     stream wait for this one first (`other.wait_stream(current)`) and this one for that before the last reference goes.
 
     Args:
-        tensor: contiguous, dense, with at least one dimension; integers of 8 to 64 bits, signed or not,
-            float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or bool.
+        tensor: dense, with any strides and at least one dimension; integers of 8 to 64 bits, signed or not,
+            float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or bool.
             The shape may differ between ranks in the first dimension only, which may be 0.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.

@@ -16,6 +16,7 @@ import torch
 from horovod.common.basics import Average, Sum
 from horovod.common.ops.collectives import AVERAGE_OF_ALL, SUM_OF_ALL
 from horovod.common.ops.compression import compressed, compressed_group
+from horovod.common.ops.framework import Indirect
 from horovod.common.ops.handles import AnyHandle
 from horovod.common.ops.specs import gradient_name, reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -44,8 +45,9 @@ def allreduce(
         tensor([1.0000, 0.5000])
 
     Args:
-        tensor: contiguous, dense; integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16,
-            bfloat16, float32, float64 or (but for Average) bool.
+        tensor: dense, with any strides; integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16,
+            bfloat16, float32, float64, complex (Average and Sum only) or (but for Average) bool. Contiguous tensors of
+            real numbers travel without a copy.
         average: deprecated, use op.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
@@ -101,7 +103,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """`allreduce` into `tensor` itself, which is returned. The fastest form; not differentiable.
 
-    Takes shapes and dtypes as `allreduce` and raises what it does. Example, on two ranks:
+    Takes shapes and dtypes as `allreduce` and raises what it does, and ValueError for an expanded tensor, of which
+    several elements are one place in memory. Example, on two ranks:
 
         >>> counts = torch.tensor([1, hvd.rank()])
         >>> hvd.allreduce_(counts, op=hvd.Sum)
@@ -118,8 +121,12 @@ def allreduce_(
         # What Collectives.allreduce_ does then, without the calls, which a small tensor notices.
         made = SUM_OF_ALL if op == Sum else AVERAGE_OF_ALL
         wire = "allreduce.noname" if name is None else "allreduce." + name
-        current().engine.run(made, wire, (tensor,), tensor, READER)
-        return tensor
+        try:
+            current().engine.run(made, wire, (tensor,), tensor, READER)
+        except Indirect:
+            pass
+        else:
+            return tensor
     return COLLECTIVES.allreduce_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 

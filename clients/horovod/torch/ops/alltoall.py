@@ -31,9 +31,9 @@ def alltoall(
         tensor([ 10, 110])  # on rank 0; tensor([ 11, 111]) on rank 1
 
     Args:
-        tensor: contiguous and dense, of a shape in which all dimensions but the first agree across ranks;
-            integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64
-            or bool.
+        tensor: dense, with any strides, of a shape in which all dimensions but the first agree across ranks;
+            integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64,
+            complex or bool.
         splits: as many whole numbers as the set has members, or an int32 tensor of them.
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.

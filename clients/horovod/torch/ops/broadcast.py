@@ -30,8 +30,8 @@ def broadcast(
         tensor(1)
 
     Args:
-        tensor: contiguous and dense, of the same shape and dtype on all ranks; integers of 8 to 64 bits,
-            signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or bool.
+        tensor: dense, with any strides, of the same shape and dtype on all ranks; integers of 8 to 64 bits,
+            signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or bool.
         root_rank: a global rank (also with a process set, of which it must be a member).
         name: matches the call across ranks; without one, calls match by their order.
         process_set: the ranks that take part.

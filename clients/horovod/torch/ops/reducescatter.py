@@ -40,9 +40,9 @@ def reducescatter(
     What `allgather` says of results on a GPU holds here as well.
 
     Args:
-        tensor: contiguous and dense, with at least one dimension, of the same shape and dtype on all ranks; integers
-            of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but
-            for Average) bool.
+        tensor: dense, with any strides and at least one dimension, of the same shape and dtype on all ranks; integers
+            of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or
+            (but for Average) bool.
         name: matches the call across ranks; without one, calls match by their order.
         compression: how the tensor travels, for example Compression.fp16.
         op: hvd.Average or hvd.Sum.
