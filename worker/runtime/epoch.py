@@ -39,7 +39,7 @@ from horovod.base.errors import without_code
 from horovod.base.settings import Settings
 from horovod.base.words import capitalized
 from horovod.worker.runtime import logs
-from horovod.worker.runtime.errors import MemberLostError, StartError, WorldNeverStoodError
+from horovod.worker.runtime.errors import FEWER_BATCHES, MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
 from horovod.worker.runtime.plan import usable
 from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
@@ -136,7 +136,12 @@ def end(
     world, engine, session = context.world, context.engine, context.session
     if session is not None and (lost := engine.lost_peer()):
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
+    is_done = not returns and not failed
+    if is_done and reason:
+        reason = f"{reason} {_so_far(engine.counters()['agreed'])}"
     sentence = f"{capitalized(world.label(world.rank))} left the world{': ' + reason if reason else ''}."
+    if is_done:
+        sentence = f"{sentence} {FEWER_BATCHES}"
     keep = returns and last is not None
     if problem := engine.close(sentence, keep=keep):
         log.warning("%s", problem)
@@ -152,6 +157,11 @@ def end(
         session.close(reason, returns=returns, failed=failed)
     while context.when_closed:
         context.when_closed.pop()()
+
+
+def _so_far(operations: int) -> str:
+    """How far a process had come when it left; behind its reason."""
+    return f"after {operations} operation{'' if operations == 1 else 's'}" if operations else "before its first operation"
 
 
 class Epochs:

@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import types
+from typing import Final
 
 from horovod.base.settings import ROWS
+
+# Behind why a member left that had done its work: for those who still wait for it.
+FEWER_BATCHES: Final = (
+    "If it had fewer batches than this rank, let all ranks call hvd.join() after their last batch, or give them equal "
+    "numbers of batches (drop_last=True, a DistributedSampler)."
+)
 
 
 class StartError(ValueError):
