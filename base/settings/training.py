@@ -29,7 +29,7 @@ class TrainingSettings:
         "operations whose agreement is remembered",
         section="params",
         limits=(0, None),
-        no_effect="every agreement is remembered",
+        no_effect="the latest 4096 agreements are remembered, and all on operations that repeat",
     )
     dynamic_process_sets: bool = row(
         "HOROVOD_DYNAMIC_PROCESS_SETS",

@@ -452,3 +452,27 @@ def test_a_flood_is_refused_before_it_changes_anything(monkeypatch: pytest.Monke
         ranks.say(0, *(op(f"allreduce.{index}") for index in range(11)))
     ranks.say(1, op("allreduce.0"))
     assert ranks.plans == [{}, {}]
+
+
+def test_a_program_with_many_operations_that_repeat_keeps_their_ids():
+    """More than the usual number: a few are recalled, come back, and the table grows to what the program needs."""
+    negotiation = Negotiation(1, 1, usual_ids=16)
+    ids: dict[str, int] = {}
+    recalls = 0
+    for step in range(20):
+        before = recalls
+        for number in range(100):
+            if (name := f"allreduce.{number // 10}.{'abcdefghij'[number % 10]}") in ids:
+                continue  # runs under its id, without the coordinator
+            answers = negotiation.receive(0, message([op(name)]), 0.0)
+            while answers:
+                (_, decisions), *answers = answers
+                ids.update((plan.name, plan.id) for plan in decisions.plans)
+                assert not decisions.warnings
+                for recall in decisions.recalls:
+                    recalls += len(recall.ids)
+                    ids = {known: one for known, one in ids.items() if one not in recall.ids}
+                    answers += negotiation.receive(0, message([], recalled=recall.ids), 0.0)
+        if step > 8:
+            assert recalls == before
+            assert len(ids) == 100

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -28,6 +30,24 @@ def test_names_that_are_used_once(transport: str) -> None:
         world.run(body)
         assert world.negotiator.recalls > 20
         assert [engine.known() < IDS for engine in world.engines] == [True, True]
+
+
+@pytest.mark.parametrize("transport", ["in_process", "tcp"])
+def test_names_that_are_used_once_are_forgotten_while_ids_are_free(transport: str) -> None:
+    """Beside operations that repeat, and are in flight when their ids are recalled."""
+
+    def body(member: Member) -> None:
+        for step in range(400):
+            handles = [member.allreduce_async(np.full(3, step, np.int64), f"allreduce.weight.{part}") for part in "abc"]
+            np.testing.assert_array_equal(member.allreduce(np.ones(2), f"allreduce.loss.{step}", op=SUM), 2)
+            for handle in handles:
+                np.testing.assert_array_equal(member.wait(handle), 2 * step)
+
+    with RecallingWorld(2, transport, usual_ids=IDS) as world:
+        world.run(body)
+        assert [engine.known() <= 2 * IDS + 8 for engine in world.engines] == [True, True]
+        (warning,) = world.negotiator.warnings
+    assert re.search(r"loss\.\d+, loss\.\d+, loss\.\d+, \.\.\.", warning)
 
 
 def test_names_that_the_ranks_disagree_on() -> None:

@@ -1,4 +1,4 @@
-"""A rank whose program ends while others still wait for it: they are told which one, how far it was, and of hvd.join()."""
+"""A rank whose program ends while others wait for it: they are told which one, how far it was, and of hvd.join()."""
 
 from __future__ import annotations
 

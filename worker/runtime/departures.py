@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from horovod.base.errors import OperationCode, WorldCode, code_of, coded, without_code
+from horovod.base.errors import OperationCode, WorldCode, code_of, coded
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.errors import FEWER_BATCHES, MemberLostError, WorldNeverStoodError
 
@@ -57,9 +57,10 @@ def _coded(gone: membership_pb2.MemberGone) -> str:
     """Why operations fail that need this rank."""
     sentence = gone.sentence or f"Rank {gone.rank} is gone, without a reason."
     usual = OperationCode.SHUT_DOWN if gone.orderly else OperationCode.PEER_LOST
-    if gone.done:
-        sentence = f"{without_code(sentence)} {FEWER_BATCHES}"
-    return coded(code_of(gone.sentence) or usual, sentence)
+    own = code_of(sentence)
+    if gone.done and own is None:
+        sentence = f"{sentence} {FEWER_BATCHES}"
+    return coded(own or usual, sentence)
 
 
 def tell(engine: Engine, gone: membership_pb2.MemberGone) -> None:

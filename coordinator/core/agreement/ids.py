@@ -4,8 +4,16 @@
 
 An id must not get a new meaning while any rank may still use the old one; therefore the way back to free goes
 through an answer of every rank.
+
+Every id takes memory on each rank for as long as it is live, a few kilobytes, and names that never repeat
+("loss.1", "loss.2", ...) would take all ids. So the table has a usual size. When it is exceeded, a quarter of that,
+the least recently assigned, is recalled. Which of the ids are in use is not known here, since operations run under them
+without the coordinator; but one that is in use is announced again. If most of what is assigned then had been recalled
+before, the program has that many operations, and the usual size is doubled, up to the number of ids. So names that do
+not repeat take no more than the usual size, or four times as much as those that do.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Set
 from itertools import islice
@@ -14,6 +22,8 @@ from .budget import Budget, text_bytes
 from .operations import Signature, is_unnamed
 
 MAX_IDS = 1 << 14  # ids are below this on the data plane
+USUAL_IDS = 1 << 12  # live ids before any is recalled; as many tensors as a large model has
+SHOWN_NAMES = 3  # of those that do not repeat
 
 Key = tuple[str, Signature]
 
@@ -32,8 +42,16 @@ def key_bytes(key: Key) -> int:
 
 
 class IdTable:
-    def __init__(self, capacity: int = MAX_IDS, budget: Budget | None = None) -> None:
+    def __init__(self, capacity: int = MAX_IDS, budget: Budget | None = None, usual: int = USUAL_IDS) -> None:
+        """usual: how many ids are live before some are recalled although others are free."""
         self._budget = budget
+        self._capacity = capacity
+        self._usual = usual
+        self._given_up: OrderedDict[int, None] = OrderedDict()  # hashes of keys recalled as the table was too large
+        self._assigned = self._came_back = 0  # since the last such recall; those among them that had been given up
+        self._pattern: list[str] = []  # names given up last that differ in their numbers only, if most of them do
+        self.unrepeated: list[str] = []  # names that did not repeat, to be told to the user once; then cleared
+        self._told = False
         # Id 0 is never given out: a field that was not set can't be mistaken for an id.
         self._never_used = iter(range(1, capacity))
         self._free: list[int] = []  # ids that were in use before
@@ -57,6 +75,10 @@ class IdTable:
             return None
         if self._budget is not None:
             self._budget.keep(payer, key_bytes(key))
+        self._assigned += 1
+        if hash(key) in self._given_up:
+            del self._given_up[hash(key)]
+            self._came_back += 1
         new = self._free.pop()
         self._live[new] = key
         self._payer[new] = payer
@@ -83,6 +105,28 @@ class IdTable:
         if self._recalled:
             return []
         return self._recall(list(islice(self._live, self._recall_count)), ranks)
+
+    def recall_unrepeated(self, ranks: Iterable[int]) -> list[int]:
+        """Starts to recall the ids that were assigned longest ago if more than the usual number are live, and nothing
+        while an earlier recall is under way."""
+        if len(self._live) <= self._usual or self._recalled:
+            return []
+        came_back, self._assigned, self._came_back = 2 * self._came_back > self._assigned, 0, 0
+        if came_back:
+            self._usual, self._pattern = min(2 * self._usual, self._capacity), []
+        if len(self._live) <= self._usual:
+            return []
+        ids = list(islice(self._live, max(1, self._usual // 4)))
+        keys = [self._live[one] for one in ids]
+        self._given_up.update((hash(key), None) for key in keys)
+        while len(self._given_up) > self._capacity:
+            self._given_up.popitem(last=False)
+        pattern = _alike([name for name, _ in keys if name and not is_unnamed(name)])
+        # Twice, because a program with many operations starts all of them before any comes back.
+        if self._pattern and pattern and _shape(self._pattern[0]) == _shape(pattern[0]) and not self._told:
+            self.unrepeated, self._told = self._pattern[:SHOWN_NAMES], True
+        self._pattern = pattern if 2 * len(pattern) > len(keys) else []
+        return self._recall(ids, ranks)
 
     def recall_all(self, ranks: Iterable[int], which: Callable[[Key], bool]) -> list[int]:
         """Starts to recall the ids of all keys for which `which` holds."""
@@ -135,3 +179,15 @@ class IdTable:
             if not waiting_for:
                 del self._recalled[one]
                 self._free.append(one)
+
+
+def _alike(names: Iterable[str]) -> list[str]:
+    """The most names that differ in their numbers only."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(_shape(name), []).append(name)
+    return max(groups.values(), key=len, default=[])
+
+
+def _shape(name: str) -> str:
+    return re.sub(r"[0-9]+", "0", name)

@@ -9,7 +9,8 @@ after.
 * Announcing something that already has an id is answered with that id. (A rank whose answer was lost with its stream
   asks alone; a fresh round would wait for the others for ever.)
 * A name with another content is negotiated anew and gets an id of its own; the old id stays valid.
-* When the ids run out, a quarter of them, the least recently assigned, is recalled; operations wait meanwhile.
+* When the ids run out, a quarter of them, the least recently assigned, is recalled; operations wait meanwhile. Some are
+  recalled before that, so that names that never repeat do not take memory for ever (ids.py).
 * Ranks that have joined (join.py) count as having announced every allreduce of the global set; they are told what it
   is. Anything else fails there until the round is over.
 * Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
@@ -33,7 +34,7 @@ from .budget import MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchE
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .decisions import Batch
 from .failures import MAX_SENTENCE, Failures
-from .ids import MAX_IDS, IdTable, is_unknown
+from .ids import MAX_IDS, USUAL_IDS, IdTable, is_unknown
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, looked_at, user_name
 from .pending import PendingOperations
@@ -44,6 +45,13 @@ from .takeover import ContradictionError, Takeover, read
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
+MAX_NAME_SHOWN = 200  # characters
+
+_UNREPEATED = (
+    "Operations have thousands of different names that do not repeat: {names}, ... All ranks agree on each new name "
+    "before its operation runs, which takes about a millisecond, and keep it in memory for a while. Give an operation "
+    "that runs in each step one name that repeats, without the number of the step."
+)
 
 
 class Negotiation:
@@ -59,6 +67,7 @@ class Negotiation:
         deadlock: DeadlockTimes | None = USUAL_TIMES,
         term: int = 0,
         takes_over: bool = False,
+        usual_ids: int = USUAL_IDS,
     ) -> None:
         """takes_over: another coordinator had this world until now, in an earlier term. deadlock: None: ranks that wait
         for each other are not looked for."""
@@ -67,6 +76,7 @@ class Negotiation:
         self.budget = Budget(epoch, member_bytes, world_bytes)
         self._size = size
         self._id_capacity = id_capacity
+        self._usual_ids = usual_ids
         self._sets: dict[int, ProcessSet] = {}
         self._gone: set[int] = set()
         self._joining = Joining(size)
@@ -85,7 +95,7 @@ class Negotiation:
             number,
             tuple(sorted(members)),
             members,
-            IdTable(self._id_capacity, self.budget),
+            IdTable(self._id_capacity, self.budget, self._usual_ids),
             PendingOperations(self.budget),
             BlockedReports(self.budget),
             registrant,
@@ -389,6 +399,13 @@ class Negotiation:
             )
             for rank in self._joining.joined(process_set):
                 batch.to((rank,)).plans.add(process_set=process_set.number, name=key[0], id=number, operation=agreed.op)
+
+        if recalled := process_set.ids.recall_unrepeated(process_set.ranks):
+            batch.to(process_set.ranks).recalls.add(process_set=process_set.number, ids=recalled)
+        if process_set.ids.unrepeated:
+            names = ", ".join(user_name(name)[:MAX_NAME_SHOWN] for name in process_set.ids.unrepeated)
+            process_set.ids.unrepeated = []
+            batch.to((process_set.ranks[0],)).warnings.append(printable(_UNREPEATED.format(names=names), MAX_SENTENCE))
 
     def _repeat_recalls(self, rank: int, batch: Batch) -> None:
         for process_set in self._sets.values():
