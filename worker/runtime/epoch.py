@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from horovod.base.errors import without_code
 from horovod.base.settings import Settings
-from horovod.base.words import capitalized
+from horovod.base.words import capitalized, plural
 from horovod.worker.runtime import logs
 from horovod.worker.runtime.errors import FEWER_BATCHES, MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
@@ -161,7 +161,7 @@ def end(
 
 def _so_far(operations: int) -> str:
     """How far a process had come when it left; behind its reason."""
-    return f"after {operations} operation{'' if operations == 1 else 's'}" if operations else "before its first operation"
+    return f"after {plural(operations, 'operation')}" if operations else "before its first operation"
 
 
 class Epochs:
