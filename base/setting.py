@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from horovod.base.errors import SettingCode, coded
+from horovod.base.host_name import wrong_host_name
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 
 Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
@@ -240,4 +241,6 @@ def split_address(text: str, source: str) -> tuple[str, int]:
                 "for example 127.0.0.1:29400.",
             )
         )
+    if wrong := wrong_host_name(host):
+        raise ValueError(coded(SettingCode.INVALID_SETTING, f"{source}={text!r} names no host: {wrong}."))
     return host, int(port)

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from horovod.base.errors import SettingCode, coded
+from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
 from horovod.base.telemetry.logs import JsonFormatter
 from horovod.base.tokens import read_token
@@ -31,6 +32,7 @@ EXIT_USAGE = 2  # the command line makes no sense
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    open_missing_streams()
     arguments = _parser().parse_args(argv)
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 
 from horovod.base.errors import ClusterCode, SettingCode, coded
+from horovod.base.host_name import wrong_host_name
+from horovod.base.loopback import LOOPBACK_DOWN, loopback_is_down
 
 
 def everywhere() -> str:
@@ -40,6 +42,8 @@ class ListenAddress:
             raise wrong
         if not host or any(character.isspace() or character in "[]/" for character in host):
             raise wrong
+        if why := wrong_host_name(host):
+            raise ValueError(coded(SettingCode.INVALID_SETTING, f"Can't listen on {text!r}: {why}."))
         return cls(host, int(port_text))
 
     def is_loopback(self) -> bool:
@@ -55,6 +59,7 @@ class ListenAddress:
 
         gRPC itself only says that it failed, and prints to stderr; binding a plain socket first tells why.
         """
+        self.check_loopback()
         for address in self.resolved():
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
             try:
@@ -64,6 +69,13 @@ class ListenAddress:
                     probe.listen(1)
             except OSError as error:
                 raise self.bind_error(error.errno or errno.EADDRNOTAVAIL) from error
+
+    def check_loopback(self) -> None:
+        """Raises OSError with a sentence when this is a loopback address that no process can connect to."""
+        for address in self.resolved():
+            if ipaddress.ip_address(address).is_loopback and loopback_is_down(address):
+                sentence = f"Can't listen on {self}: {LOOPBACK_DOWN}."
+                raise OSError(errno.ENETUNREACH, coded(ClusterCode.CANNOT_LISTEN, sentence))
 
     def bind_error(self, number: int) -> OSError:
         why = {

@@ -18,6 +18,7 @@ def bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.Serv
     """The port. From now on connections are accepted; they are served when the server starts."""
     if address.port:
         address.check_free()
+    address.check_loopback()
     try:
         if credentials is None:
             port = server.add_insecure_port(str(address))

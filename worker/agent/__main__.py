@@ -23,6 +23,7 @@ from horovod import __version__
 from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
+from horovod.base.standard_streams import open_missing_streams
 from horovod.base.words import reason_of
 from horovod.worker.agent.bound import read_order, serve_launcher
 from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
@@ -39,6 +40,7 @@ _NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    open_missing_streams()
     arguments = _parser().parse_args(argv)
     order: Mapping[str, Any] = {}
     if arguments.stdin:

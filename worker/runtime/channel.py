@@ -144,6 +144,6 @@ def status_of(error: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
 def resolve(host: str, port: int) -> frozenset[tuple[str, int]]:
     try:
         rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return frozenset()
     return frozenset((str(row[4][0]), port) for row in rows)

@@ -25,13 +25,14 @@ from horovod.worker.runtime import logs, parentage
 from horovod.worker.runtime.epoch import Epochs
 from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
+from horovod.worker.runtime.host import check_loopback
 from horovod.worker.runtime.parentage import Facts
 from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import PastWorld
     from horovod.worker.runtime.session import Session
-    from horovod.worker.runtime.world import World
+from horovod.worker.runtime.world import World
 
 __all__ = [
     "Context",
@@ -118,6 +119,7 @@ def _join(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Context:
     if settings.coordinator is not None:
         if _session_pid not in (None, os.getpid()):
             raise StartError(_forked(_session_pid))
+        check_loopback(settings.coordinator)
         _session_pid = os.getpid()
     _register_hooks()
     log.debug("Settings: %s.", _in_words(settings))

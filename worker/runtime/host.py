@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horovod.base.errors import WorldCode, coded
+from horovod.base.loopback import LOOPBACK_DOWN, loopback_is_down
+from horovod.base.setting import split_address, split_addresses
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.port_owner import addresses_of
 
 # Interfaces that lead to containers or virtual machines of this host only; peers elsewhere have the same addresses.
 _LOCAL_BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr", "vmnet", "cali")
@@ -97,10 +100,21 @@ def choose_interfaces(
     return chosen
 
 
+def check_loopback(coordinator: str) -> None:
+    """Raises StartError when these addresses of coordinators are loopback ones, and nothing can be sent to them."""
+    source = "HOROVOD_COORDINATOR"
+    hosts = [split_address(one, source)[0] for one in split_addresses(coordinator, source)]
+    found = [address for host in hosts for address in addresses_of(host)]
+    if not found or not all(ipaddress.ip_address(one).is_loopback and loopback_is_down(one) for one in found):
+        return
+    sentence = f"No process can reach the coordinator at {coordinator}: {LOOPBACK_DOWN}."
+    raise StartError(coded(WorldCode.NO_INTERFACE, sentence))
+
+
 def is_loopback(host: str) -> bool:
     """True when every address of `host` is a loopback address. A name that cannot be resolved is not."""
     try:
         rows = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     return all(ipaddress.ip_address(str(row[4][0]).partition("%")[0]).is_loopback for row in rows)

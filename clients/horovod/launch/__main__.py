@@ -15,6 +15,7 @@ from pathlib import Path
 
 from horovod.base.errors import EngineCode, LaunchCode, code_of, coded, without_code
 from horovod.base.settings import ROWS, resolve
+from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry.logs import line_of
 from horovod.base.words import is_out_of_descriptors, joined, plural, reason_of
 from horovod.launch import commands
@@ -72,7 +73,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
-    _open_standard_descriptors()
+    open_missing_streams()
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in commands.NAMES:
         sys.exit(commands.run(argv))
@@ -115,15 +116,6 @@ def _in_words(error: OSError) -> str:
     if error.strerror and error.strerror != os.strerror(error.errno or 0):
         return without_code(error.strerror).rstrip(".")
     return reason_of(error) if is_out_of_descriptors(error) else without_code(error).rstrip(".")
-
-
-def _open_standard_descriptors() -> None:
-    """With `>&-` in a shell, the first pipe made here would become stdout and be written to."""
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def _show(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from horovod.base.errors import SettingCode, coded
+from horovod.base.host_name import wrong_host_name
 
 _ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
 _LINE = re.compile(r"([\w.-]+)(?:\s+slots\s*=\s*([0-9]+))?", re.ASCII)
@@ -99,7 +100,7 @@ def remote(names: Iterable[str]) -> list[str]:
             continue
         try:
             resolved = {str(info[4][0]) for info in socket.getaddrinfo(name, None)}
-        except OSError:
+        except (OSError, UnicodeError):
             resolved = set()
         if not any(address in addresses or address.startswith("127.") for address in resolved):
             found.append(name)
@@ -110,6 +111,9 @@ def _merge(found: Sequence[HostSlots], where: str) -> tuple[HostSlots, ...]:
     """A host that is named twice has the slots of both; its first place counts."""
     slots: dict[str, int] = {}
     for host in found:
+        if wrong := wrong_host_name(host.name):
+            sentence = f"Host {host.name!r} in {where} can't be the name of a host: {wrong}."
+            raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))
         if host.slots < 1:
             sentence = f"Host {host.name!r} in {where} has 0 slots: expected at least 1, or leave the host out."
             raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))

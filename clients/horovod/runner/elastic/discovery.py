@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.base.host_name import wrong_host_name
 from horovod.base.words import printable
 from horovod.common.elastic import HostUpdateResult
 from horovod.coordinator.core.elastic import hosts as core
@@ -80,6 +81,11 @@ class HostDiscoveryScript(HostDiscovery):
                 sentence = (
                     f"Line {number} that {self._script!r} printed is {printable(text, 100)!r}, which is not usable: "
                     "expected host or host:slots."
+                )
+                raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))
+            if wrong := wrong_host_name(match[1]):
+                sentence = (
+                    f"Line {number} that {self._script!r} printed names no host: {printable(text, 100)!r}; {wrong}."
                 )
                 raise ValueError(coded(SettingCode.INVALID_HOSTS, sentence))
             if match[2] is None and self._slots is None:
