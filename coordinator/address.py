@@ -72,10 +72,9 @@ class ListenAddress:
 
     def check_loopback(self) -> None:
         """Raises OSError with a sentence when this is a loopback address that no process can connect to."""
-        for address in self.resolved():
-            if ipaddress.ip_address(address).is_loopback and loopback_is_down(address):
-                sentence = f"Can't listen on {self}: {LOOPBACK_DOWN}."
-                raise OSError(errno.ENETUNREACH, coded(ClusterCode.CANNOT_LISTEN, sentence))
+        if any(ipaddress.ip_address(one).is_loopback and loopback_is_down(one) for one in self.resolved()):
+            sentence = f"Can't listen on {self}: {LOOPBACK_DOWN}."
+            raise OSError(errno.ENETUNREACH, coded(ClusterCode.CANNOT_LISTEN, sentence))
 
     def bind_error(self, number: int) -> OSError:
         why = {

@@ -278,16 +278,22 @@ class ClusterHub:
             )
         return found
 
-    async def worlds(self) -> list[story_pb2.JobStory]:
-        """The stories, without entries, of running jobs that were started by hand; none if the store is silent."""
+    async def worlds(self, most: int) -> list[story_pb2.JobStory]:
+        """The stories of jobs that were started by hand: all that run, without entries, and `most` that are over, with
+        their last entry. None if the store is silent.
+        """
         try:
             found = await asyncio.wait_for(read_stories(self._store), STORIES_S)
         except (StoreError, asyncio.TimeoutError):
             return []
-        others = [one for one in found if one.job not in self.cluster.jobs and not is_over(one)]
-        for one in others:
+        by_hand = [one for one in found if one.job not in self.cluster.jobs]
+        over = sorted((one for one in by_hand if is_over(one)), key=lambda one: -one.entries[-1].at)[:most]
+        running = [one for one in by_hand if not is_over(one)]
+        for one in running:
             del one.entries[:]
-        return sorted(others, key=lambda one: one.job)
+        for one in over:
+            del one.entries[:-1]
+        return sorted((*running, *over), key=lambda one: one.job)
 
     async def listing_of(self, job_id: str) -> jobs_pb2.Listing | None:
         """One job, submitted or not, with its story; None if it is not known here. Raises StoreError."""

@@ -101,8 +101,9 @@ class JobsService:
         await self._access.admit(context, None)
         await check_serving(self._hub, context)
         if not request.job:
-            found = self._hub.listing(request.most or LISTED_JOBS)
-            found.worlds.extend(await self._hub.worlds())
+            most = request.most or LISTED_JOBS
+            found = self._hub.listing(most)
+            found.worlds.extend(await self._hub.worlds(most))
             return found
         try:
             one = await self._hub.listing_of(request.job)

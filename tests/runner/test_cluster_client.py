@@ -33,6 +33,31 @@ def test_a_submission_without_an_answer_may_have_been_taken() -> None:
     asyncio.run(submit())
 
 
+def test_a_refused_connection_is_an_answer() -> None:
+    """Of every address, and before any coordinator has answered: one that is started again gets its time."""
+
+    async def follow(cluster: ClusterClient) -> None:
+        async def output(one: jobs_pb2.Output) -> None:
+            raise AssertionError
+
+        await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, output)
+
+    async def ask() -> None:
+        addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+        for question in (ClusterClient.listing, follow):
+            async with ClusterClient(Access(addresses), patience_s=600, refused_s=0.0) as cluster:
+                silent = ends_with(ClusterCode.CLUSTER_SILENT, "127.0.0.1:1, 127.0.0.1:2", "refused")
+                with pytest.raises(ClusterError, match=silent):
+                    await asyncio.wait_for(question(cluster), 60)
+        # A coordinator at one address is found, though the other one refuses.
+        with EmbeddedCoordinator(token="t") as coordinator:
+            access = Access(["127.0.0.1:1", coordinator.address], "t")
+            async with ClusterClient(access, patience_s=600, refused_s=0.0) as cluster:
+                assert not (await asyncio.wait_for(cluster.listing(), 60)).jobs
+
+    asyncio.run(ask())
+
+
 Servant = Callable[[Any, Any], Coroutine[Any, Any, Any]]
 
 

@@ -78,6 +78,8 @@ def test_a_job_on_agents_and_a_world_that_was_started_by_hand(
             assert listing["worlds"] == [world], "jobs that were submitted are in a list of their own"
             (found,) = json.loads(run("ps", *agents.options, "--output-format", "json", "digits").stdout)["worlds"]
         assert [(one["event"], one["epoch"], one["rank"]) for one in found["story"]] == [("formed", 1, None)]
+        table = run("ps", *agents.options).stdout
+        assert re.search(r"^digits +1 ", table, re.MULTILINE), "known by its name, so also in the list"
         unknown = run("ps", *agents.options, "no-such")
         assert unknown.returncode == 1
         assert re.search(ends_with(ClusterCode.UNKNOWN_JOB, "'no-such'"), unknown.stderr)
@@ -105,6 +107,8 @@ def test_the_tables() -> None:
     listing = jobs_pb2.Listing(worlds=[world, story_pb2.JobStory(job="new")])
     table = "WORLD   EPOCH  MEMBERS\ndigits  3      3 of 4\nnew     0      waits\n\n"
     assert as_table(listing, now_s=0).startswith(table)
+    over = story_pb2.JobStory(job="old", epoch=2, entries=[entry(5, 2, story_pb2.STORY_EVENT_OVER, "All is done.")])
+    assert "old    2      over\n" in as_table(jobs_pb2.Listing(worlds=[over]), now_s=0)
     world.entries.append(entry(1, 3, story_pb2.STORY_EVENT_FORMED, "Epoch 3 began."))
     assert re.match(
         r"digits: epoch 3, 3 of 4 members\.\n  2001-09-0\d \d\d:\d6:40  Epoch 3 began\.\n$",

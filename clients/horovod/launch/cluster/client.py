@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -31,6 +33,7 @@ from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
 
 PATIENCE_S = 60.0  # seconds without any coordinator that answers
+REFUSED_S = 1.0  # for which a command asks again while no coordinator listens at any address
 _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
 _KEEPALIVE_S = 20.0  # time for the answer to a ping, where there is no other coordinator to ask
@@ -67,7 +70,10 @@ class Access:
 class ClusterClient:
     """`async with ClusterClient(access) as cluster:`"""
 
-    def __init__(self, access: Access, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, access: Access, patience_s: float = PATIENCE_S, refused_s: float | None = None) -> None:
+        """patience_s: for how long a call is repeated. refused_s: for how long if every address refuses connections,
+        so that no coordinator listens there, and none has answered before; None: as long.
+        """
         self._tls = access.tls
         self._search = Search(access.addresses)
         self._token = access.token
@@ -75,6 +81,8 @@ class ClusterClient:
         self._channels: dict[str, tuple[grpc.aio.Channel, Credential]] = {}
         self._refusals: dict[str, str] = {}  # address -> why that coordinator will never serve us; another one may
         self._patience_s = patience_s
+        self._refused_s = patience_s if refused_s is None else refused_s
+        self._closed: dict[str, float] = {}  # address -> since when it has refused all connections
 
     async def __aenter__(self) -> ClusterClient:
         return self
@@ -164,9 +172,15 @@ class ClusterClient:
                 pass  # how it ended is asked below
             finally:
                 call.cancel()
-            self._turn(await call.code(), await call.details() or "", await call.trailing_metadata(), heard)
+            code, details = await call.code(), await call.details() or ""
+            closed_s = self._closed_for(_is_refused(code, details), loop.time())
+            self._turn(code, details, await call.trailing_metadata(), heard)
             if heard:  # the coordinator was there until now, even if it sent nothing for long
                 give_up_at = loop.time() + self._patience_s
+                self._refused_s = self._patience_s
+            if closed_s > self._refused_s:
+                sentence = f"No coordinator listens at {self._addresses}: the connection is refused."
+                raise ClusterError(coded(ClusterCode.CLUSTER_SILENT, sentence))
             if loop.time() > give_up_at:
                 sentence = (
                     f"No coordinator answers at {self._addresses} since {self._patience_s:g} s. The job "
@@ -195,20 +209,31 @@ class ClusterClient:
             stub, more = self._stub()
             try:
                 answer = await call(stub, {**more, "timeout": _ATTEMPT_S})
+                self._refused_s = self._patience_s  # one that is started again gets its time
                 self._search.served()
                 return answer
             except grpc.aio.AioRpcError as error:
                 details = error.details() or ""
+                closed_s = self._closed_for(_is_refused(error.code(), details), loop.time())
                 try:
                     self._turn(error.code(), details, error.trailing_metadata())
                 except ClusterError as refused:
                     raise UnansweredError(str(refused)) if was_asked else refused from None
                 was_asked = was_asked or waiting_helps(error.code())  # otherwise the call was refused unread
-                if loop.time() > give_up_at:
+                if loop.time() > give_up_at or closed_s > self._refused_s:
                     why = without_code(printable(details))
                     sentence = f"The coordinator at {self._addresses} did not answer: {why}."
                     raise UnansweredError(coded(ClusterCode.CLUSTER_SILENT, sentence)) from None
             await asyncio.sleep(_RETRY_S)
+
+    def _closed_for(self, refused: bool, now_s: float) -> float:
+        """How long all addresses have refused connections; 0 if one has not. refused: what the latest one did."""
+        address = self._search.address
+        if not refused:
+            self._closed.pop(address, None)
+            return 0.0
+        self._closed.setdefault(address, now_s)
+        return now_s - max(self._closed.values()) if self._closed.keys() >= set(self._search.addresses) else 0.0
 
     @property
     def _addresses(self) -> str:
@@ -318,6 +343,11 @@ class FollowedJob:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             self._console.note(f"horovodrun: {error}")
+
+
+def _is_refused(code: grpc.StatusCode, details: str) -> bool:
+    """Whether nobody listens at the address. gRPC has no other sign of it than strerror's text."""
+    return code is grpc.StatusCode.UNAVAILABLE and os.strerror(errno.ECONNREFUSED) in details
 
 
 def _check_size(spec: jobs_pb2.JobSpec) -> None:

@@ -84,10 +84,10 @@ def _access(args: argparse.Namespace) -> Any:
 
 
 def _ask(args: argparse.Namespace, question: Callable[[Any], Any]) -> Any:
-    from horovod.launch.cluster.client import ClusterClient
+    from horovod.launch.cluster.client import REFUSED_S, ClusterClient
 
     async def run() -> Any:
-        async with ClusterClient(_access(args), patience_s=10) as cluster:
+        async with ClusterClient(_access(args), patience_s=10, refused_s=REFUSED_S) as cluster:
             return await question(cluster)
 
     return asyncio.run(run())
@@ -183,7 +183,9 @@ def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
     if listing.worlds:
         worlds = [("WORLD", "EPOCH", "MEMBERS")]
         for one in listing.worlds:
-            worlds.append((one.job, str(one.epoch), f"{one.members} of {one.size}" if one.members else "waits"))
+            is_over = bool(one.entries) and one.entries[-1].event == story_pb2.STORY_EVENT_OVER
+            members = f"{one.members} of {one.size}" if one.members else "over" if is_over else "waits"
+            worlds.append((one.job, str(one.epoch), members))
         lines += [*([""] if lines else []), *_columns(worlds)]
     agents = [("HOST", "STATE", "SLOTS", "FREE", "GPUS")]
     for agent in listing.agents:
@@ -240,6 +242,7 @@ def _age(seconds: float) -> str:
 
 
 def _logs(args: argparse.Namespace) -> int:
+    from horovod.launch.cluster.client import REFUSED_S
     from horovod.launch.cluster.launch import attended
     from horovod.launch.console.python_streams import PythonStreams
     from horovod.worker.agent.output import Console
@@ -258,7 +261,7 @@ def _logs(args: argparse.Namespace) -> int:
             loop.call_soon_threadsafe(task.cancel)
 
         streams.writer.failed = failed
-        await attended(_access(args), request, console, lambda job: None)
+        await attended(_access(args), request, console, lambda job: None, refused_s=REFUSED_S)
 
     try:
         asyncio.run(show())

@@ -145,17 +145,21 @@ async def attended(
     changed: OnChange = lambda record: None,
     prepare: Callable[[FollowedJob], None] = lambda job: None,
     note: Callable[[str], None] | None = None,
+    refused_s: float | None = None,
 ) -> jobs_pb2.JobRecord:
     """Submits a job, or follows one that is there, shows its output and returns its record when it is over.
 
     on_start: called in the event loop with what a signal handler may stop. prepare: called with the job before that.
-    note: shows a line of the job's story; None: it is not told.
+    note: shows a line of the job's story; None: it is not told. refused_s: as ClusterClient has it.
 
     ClusterError, with a sentence, when no coordinator serves.
     """
     # The story is asked for by a client of its own, which gives up at once: a question in vain must not send the other
     # one to another coordinator.
-    async with ClusterClient(access) as cluster, ClusterClient(access, patience_s=0) as asking:
+    async with (
+        ClusterClient(access, refused_s=refused_s) as cluster,
+        ClusterClient(access, patience_s=0) as asking,
+    ):
         job = FollowedJob(cluster, console)
         job.changed = changed
 

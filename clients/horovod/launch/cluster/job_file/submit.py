@@ -12,7 +12,7 @@ from typing import Any
 from horovod.base.errors import ClusterCode, code_of, coded
 from horovod.base.words import capitalized, plural
 from horovod.coordinator.core.cluster import lines
-from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, FollowedJob
+from horovod.launch.cluster.client import REFUSED_S, Access, ClusterClient, ClusterError, FollowedJob
 from horovod.launch.cluster.job_file.archive import Archive, pack
 from horovod.launch.cluster.job_file.job_file import JobFile
 from horovod.launch.cluster.launch import OnChange, OnStart, attended, in_words, show, user_name
@@ -52,7 +52,8 @@ def submit(args: argparse.Namespace, access: Callable[[argparse.Namespace], Acce
         def prepare(job: FollowedJob) -> None:
             job.submit = lambda cluster, spec: _with_code(cluster, spec, archive)
 
-        return asyncio.run(attended(access(args), spec, console, on_start, _telling_lines(console, changed), prepare))
+        telling = _telling_lines(console, changed)
+        return asyncio.run(attended(access(args), spec, console, on_start, telling, prepare, refused_s=REFUSED_S))
 
     size = file.replacement.greatest(spec.processes) if file.replacement else spec.processes
     return show(args, size, run)
@@ -68,7 +69,7 @@ def read(path: str) -> JobFile:
 
 
 async def _submitted(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | None) -> jobs_pb2.JobRecord:
-    async with ClusterClient(access) as cluster:
+    async with ClusterClient(access, refused_s=REFUSED_S) as cluster:
         return await _with_code(cluster, spec, archive)
 
 
@@ -99,7 +100,7 @@ async def upload(cluster: ClusterClient, archive: Archive) -> None:
 
 
 async def _placement(access: Access, spec: jobs_pb2.JobSpec, archive: Archive | None) -> str:
-    async with ClusterClient(access, patience_s=10) as cluster:
+    async with ClusterClient(access, patience_s=10, refused_s=REFUSED_S) as cluster:
         record = await cluster.place(spec)
     workers, each = spec.processes // spec.processes_per_worker, spec.processes_per_worker
     how_many = plural(workers, "worker")
