@@ -34,6 +34,10 @@ class TrainingCode(ErrorCode):
         "different-models",
         "Models or optimizers of the ranks have different parameters. Build them alike on all ranks.",
     )
+    DIFFERENT_WEIGHTS = (
+        "different-weights",
+        "Ranks train different weights, states or options. Broadcast them from rank 0 before the first step.",
+    )
     DIFFERENT_ORDER = (
         "different-order",
         "Models of one function were made, or are used, in another order on each rank. Use the same order on all.",

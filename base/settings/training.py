@@ -102,6 +102,27 @@ class TrainingSettings:
         limits=(1, None),
     )
 
+    different_weights: str = row(
+        "HOROVOD_DIFFERENT_WEIGHTS",
+        "warn",
+        "what follows when the first step finds that ranks train different weights: a warning that names them, an "
+        "error on all ranks before they take the step, or nothing (ignore), also for an optimizer that is not "
+        "distributed",
+        section="library_options",
+        choices=("warn", "error", "ignore"),
+        agreed=True,
+    )
+    compare_weights_steps: int = row(
+        "HOROVOD_COMPARE_WEIGHTS_STEPS",
+        0,
+        "weights are compared again every so many steps, which reads them once; 0: only in the first step of a world "
+        "and after load_state_dict",
+        section="library_options",
+        unit="steps",
+        limits=(0, None),
+        agreed=True,
+    )
+
     pin_gpus: bool = row(
         "HOROVOD_PIN_GPUS",
         False,

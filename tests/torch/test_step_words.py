@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from horovod.common.ops.step_words import Asked, Outcome, Word, flags, heard, held_up, numbers
+from horovod.common.ops.step_words import FLAGS, Asked, Digests, Outcome, Word, flags, heard, held_up, numbers
 
 MADE, FINAL, LACKS, AWAY = Word
 JOINED = None  # adds zeros
@@ -46,6 +46,31 @@ def test_words(words: tuple[Word | None, ...], outcome: Outcome, factor: float) 
             it = heard([factor * one for one in _sums(rows)])
             assert it.outcome is outcome
             assert it.changed == (changing is not None and order[changing] is not JOINED)
+
+
+@pytest.mark.parametrize(
+    ("digests", "answer"),
+    [
+        ((None, None, None), Digests.NONE),
+        ((7, None, None), Digests.WANTED),
+        ((None, 7, 7), Digests.WANTED),
+        ((7, 7, 7), Digests.EQUAL),
+        ((0, 0, 0), Digests.EQUAL),
+        ((2**32 - 1,) * 3, Digests.EQUAL),
+        ((7, 7, 6), Digests.DIFFERENT),
+        ((2**31, 0, 0), Digests.DIFFERENT),
+        ((7, 7, "joined"), Digests.LATER),
+        ((7, 6, "joined"), Digests.LATER),
+        ((None, None, "joined"), Digests.NONE),
+    ],
+)
+@pytest.mark.parametrize("unit", [1.0, 1 / 3, 1 / 3 * 0.9999999])
+def test_digests_that_go_along(digests: tuple[object, ...], answer: Digests, unit: float) -> None:
+    for order in itertools.permutations(digests):
+        rows = []
+        for place, digest in enumerate(order):
+            rows.append([0.0] * FLAGS if digest == "joined" else flags(MADE, place == 1, digest))  # type: ignore[arg-type]
+        assert heard([unit * one for one in _sums(rows)], 3, unit).digests is answer
 
 
 OTHER = None  # waits for something else

@@ -17,12 +17,14 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
+from horovod.common.same_weights import Exchange, SameWeights
 from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
 from horovod.torch.compression import Compressor, GradientCompressor
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
-from horovod.torch.wrapping import WrappedOptimizer, named_group, share_state, tell_schedulers
+from horovod.torch.same_weights import same_weights
+from horovod.torch.wrapping import Named, WrappedOptimizer, named_group, share_state, tell_schedulers
 from horovod.worker.runtime.context import current
 
 
@@ -37,6 +39,22 @@ class AdasumOptimizer(WrappedOptimizer):
         steps = StepsInBackward(self, type(self._hvd_original), self._hvd_arguments.backward_passes_per_step)
         steps.watch(self._hvd_named)
         return steps
+
+    @functools.cached_property
+    def _hvd_same_weights(self) -> SameWeights:
+        # State is each rank's own: it comes of its own gradients.
+        return same_weights(self, AdasumOptimizer._hvd_trained, self._hvd_arguments.process_set, state=False)
+
+    @functools.cached_property
+    def _hvd_exchange(self) -> Exchange:
+        return Exchange(f"adasum.{min(name for name, _ in self._hvd_named)}.same", self._hvd_arguments.process_set)
+
+    def _hvd_trained(self) -> Named:
+        return [(name, parameter) for name, parameter in self._hvd_named if parameter.requires_grad]
+
+    def _hvd_compare(self) -> None:
+        """ValueError: the ranks hold different weights, which is an error by a setting."""
+        self._hvd_same_weights.take(self._hvd_exchange.hear(), self._hvd_exchange.wire)
 
     @property
     def _hvd_compression(self) -> type[Compressor]:
@@ -83,9 +101,12 @@ class AdasumOptimizer(WrappedOptimizer):
             scaled = is_called_by_grad_scaler()
             with torch.enable_grad():
                 result = None if closure is None else closure()
+            self._hvd_exchange.say(self._hvd_same_weights.digest())
+            self._hvd_compare()
             self._hvd_steps.finish(scaled)
             return result
-        trained = [(name, parameter) for name, parameter in self._hvd_named if parameter.requires_grad]
+        trained = self._hvd_trained()
+        self._hvd_exchange.say(self._hvd_same_weights.digest())
         with torch.no_grad():
             before = [parameter.detach().clone() for _, parameter in trained]
         loss = super().step() if closure is None else super().step(closure)
@@ -96,6 +117,7 @@ class AdasumOptimizer(WrappedOptimizer):
                 packed, context = compression.compress(parameter - start)
                 parameter.copy_(start)  # also what remains if a rank is lost now
                 handles.append((allreduce_async_(packed, name=f"adasum.{name}", op=Adasum), context))
+            self._hvd_compare()
             for (_, parameter), (handle, context) in zip(trained, handles, strict=True):
                 parameter.add_(compression.decompress(synchronize(handle), context))
         return loss
@@ -126,10 +148,12 @@ class AdasumOptimizer(WrappedOptimizer):
             self._hvd_steps.reset()
         super().load_state_dict(state_dict)
         share_state(self, self._hvd_original)
+        self._hvd_same_weights.ask()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which take part from the next step on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)
         self._hvd_named += named_group(self, self._hvd_named, "noname")
+        self._hvd_same_weights.ask()
         if self._hvd_steps is not None:
             self._hvd_steps.watch(self._hvd_named)

@@ -26,7 +26,7 @@ from horovod.torch.adasum_overlap import check_one_by_one
 from horovod.torch.closures import decides_by_loss, loss_of_all
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
-from horovod.torch.grad_scaler import is_called_by_grad_scaler
+from horovod.torch.grad_scaler import calling_grad_scaler, is_called_by_grad_scaler
 from horovod.torch.reducer import GradientReducer
 from horovod.torch.wrapping import (
     Arguments,
@@ -41,6 +41,7 @@ from horovod.torch.wrapping import (
 from horovod.worker.runtime.context import current, is_member
 
 _NO_NAME: Final = "allreduce.noname"
+_STEPS_TO_A_SCALER: Final = 2  # one that has not called step() by then does not
 
 
 class _DistributedOptimizer(WrappedOptimizer):
@@ -56,7 +57,7 @@ class _DistributedOptimizer(WrappedOptimizer):
         arguments = self._hvd_arguments
         if arguments.process_set.process_set_id is None and self.process_set is arguments.process_set:
             self.process_set = arguments.process_set = of_ranks(arguments.process_set.ranks)
-        return _reducer(self._hvd_named, arguments)
+        return _reducer(self, self._hvd_named, arguments)
 
     # Scripts and libraries look at these three.
     @property
@@ -114,6 +115,8 @@ class _DistributedOptimizer(WrappedOptimizer):
         tell_schedulers(self._hvd_original)
         if self._hvd_reducer.enabled:
             self._hvd_check(self._hvd_reducer.watches)
+            if self._hvd_reducer.steps < _STEPS_TO_A_SCALER and (scaler := calling_grad_scaler()) is not None:
+                self._hvd_reducer.note_scaler(scaler)
         if closure is not None:
             closure = self._hvd_closure(closure, synchronizes=not self._hvd_skip)
         elif self._hvd_skip:
@@ -177,6 +180,7 @@ class _DistributedOptimizer(WrappedOptimizer):
         self._hvd_skip = False
         super().load_state_dict(state_dict)
         share_state(self, self._hvd_original)
+        self._hvd_reducer.compare_weights()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are reduced from now on, under their names if the optimizer knows them."""
@@ -236,8 +240,9 @@ def DistributedOptimizer(  # noqa: N802
     same way, with the same names; so two of them must not reduce at the same time, as a backward pass of the sum of
     both models' losses would.
 
-    Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced and, in
-    the third step, of ranks that all train on the same data.
+    Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced, in the
+    first step of ranks whose parameters, state or options differ (HOROVOD_DIFFERENT_WEIGHTS makes it a ValueError), and
+    in the third step of ranks that all train on the same data.
 
     Raises:
         ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique; with
@@ -322,7 +327,9 @@ def gradient_reducer(
     named = _named(optimizer, named_parameters)
     if _has_others(arguments):
         warn_of_wrong_devices(named)
-    return _reducer(named, arguments)
+    reducer = _reducer(optimizer, named, arguments)
+    reducer.compare_after_loading(optimizer)
+    return reducer
 
 
 def _has_others(arguments: Arguments) -> bool:
@@ -331,7 +338,7 @@ def _has_others(arguments: Arguments) -> bool:
     return bool(arguments.process_set.included()) and (context.world.size > 1 or context.settings.may_grow)
 
 
-def _reducer(named: Named, arguments: Arguments) -> GradientReducer:
+def _reducer(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -> GradientReducer:
     """ValueError: before hvd.init(), or the process set is not registered."""
     if arguments.process_set is not global_process_set:
         registered_number(arguments.process_set, "hvd.DistributedOptimizer")
@@ -343,6 +350,7 @@ def _reducer(named: Named, arguments: Arguments) -> GradientReducer:
         sparse_as_dense=arguments.sparse_as_dense,
         process_set=arguments.process_set,
         enabled=_has_others(arguments),
+        optimizer=optimizer,
     )
     if reducer.enabled:
         reducer.watch(named)

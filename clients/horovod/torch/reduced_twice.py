@@ -17,7 +17,7 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
-from horovod.torch.same_gradients import level_of_the_script
+from horovod.common.script import level_of_the_script
 
 if TYPE_CHECKING:
     from horovod.torch.reducer import GradientReducer

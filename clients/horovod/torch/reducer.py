@@ -32,12 +32,14 @@ from horovod.common.gradients import name_of_group
 from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
 from horovod.common.ops.objects import allgather_object
-from horovod.common.ops.step_words import Outcome, Word
+from horovod.common.ops.step_words import Heard, Outcome, Word
 from horovod.common.process_sets import ProcessSet
+from horovod.common.same_weights import SameWeights
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
 from horovod.torch.reduced_twice import Rivals
 from horovod.torch.same_gradients import SameGradients
+from horovod.torch.same_weights import same_weights
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot
 from horovod.torch.step_errors import Report, sentence
@@ -63,7 +65,9 @@ class GradientReducer:
         sparse_as_dense: bool,
         process_set: ProcessSet,
         enabled: bool,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
+        """optimizer: which holds the parameters, and lives as long as this."""
         self.enabled = enabled  # whether there is anyone to reduce with
         self.passes = backward_passes_per_step
         self.steps = 0  # that the optimizer has taken
@@ -95,6 +99,8 @@ class GradientReducer:
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
         self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
         self.stale = False  # gradients were computed since the last synchronize()
+        self._scaler: weakref.ref[Any] | None = None  # the GradScaler that was seen to call step()
+        self._same_weights = self._compare(optimizer)
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     # -- parameters ------------------------------------------------------------------------------------------------
@@ -102,6 +108,7 @@ class GradientReducer:
         """Reduces these parameters' gradients from now on; those of frozen ones when they are unfrozen."""
         named = list(named)
         self._rivals.look(named)
+        self._same_weights.ask()
         if self._all_made.wire is None and named:
             self._all_made = all_made((name for name, _ in named), self.process_set, self)
             self._all_made.reduce_as(self.op, self._predivide_factor)
@@ -143,6 +150,39 @@ class GradientReducer:
         """Whether it reduces the parameter's gradients, or will when it is unfrozen."""
         slot = self._slots.get(id(parameter)) or self._frozen.get(id(parameter))
         return slot is not None and slot.parameter is parameter
+
+    def _compare(self, optimizer: torch.optim.Optimizer) -> SameWeights:
+        reference = weakref.ref(self)
+
+        def trained(_: object) -> list[tuple[str, torch.Tensor]]:
+            slots = [] if (reducer := reference()) is None else reducer._slots.values()
+            return [(slot.name, slot.parameter) for slot in slots if slot.parameter.requires_grad]
+
+        def scaler() -> Any:
+            reducer = reference()
+            return None if reducer is None or reducer._scaler is None else reducer._scaler()
+
+        return same_weights(optimizer, trained, self.process_set, scaler)
+
+    def compare_weights(self) -> None:
+        """Compares what the ranks' optimizers hold in the next step."""
+        self._same_weights.ask()
+
+    def compare_after_loading(self, optimizer: torch.optim.Optimizer) -> None:
+        """Does so in the first step after load_state_dict of an optimizer that is not a distributed one itself."""
+        reference = weakref.ref(self)
+
+        def loaded(_: object) -> None:
+            if (reducer := reference()) is not None:
+                reducer.compare_weights()
+
+        self._hooks.append(optimizer.register_load_state_dict_post_hook(loaded))
+
+    def note_scaler(self, scaler: object) -> None:
+        """A GradScaler calls step(): its scale is compared in the next step."""
+        if self._scaler is None or self._scaler() is not scaler:
+            self._scaler = weakref.ref(scaler)
+            self._same_weights.ask()
 
     def compare_no_more(self) -> None:
         """Says nothing of ranks that compute the same gradients from now on."""
@@ -270,11 +310,16 @@ class GradientReducer:
         self._hand_over(wait_follows=True)
         self._start_parts_of_groups()
         with in_place_of_script():
-            self._all_made.say(Word.MADE)
-            outcome = self._all_made.hear().outcome
-            if outcome is not Outcome.UNMADE:
+            self._all_made.say(Word.MADE, digest=self._same_weights.digest())
+            heard = self._all_made.hear()
+            self._compare_weights(heard)
+            if heard.outcome is not Outcome.UNMADE:
                 self._finish()
-        return outcome
+        return heard.outcome
+
+    def _compare_weights(self, heard: Heard) -> None:
+        if (wire := self._all_made.wire) is not None:
+            self._same_weights.take(heard, wire)
 
     def _keep_averages(self, is_open: bool) -> None:
         if is_open:
@@ -339,9 +384,10 @@ class GradientReducer:
                 self._buckets.add(slot)
             self._hand_over(wait_follows=True)
             self._start_parts_of_groups()
-            self._all_made.say(Word.FINAL, bool(changes) or scaled)
+            digest = self._same_weights.digest()
+            self._all_made.say(Word.FINAL, bool(changes) or scaled, digest=digest)
             self._finish()
-            self._agree(Report(changes, scaled, missing=tuple(slot.name for slot in missing)))
+            self._agree(digest, Report(changes, scaled, missing=tuple(slot.name for slot in missing)))
         finally:
             self._clear()
 
@@ -372,15 +418,17 @@ class GradientReducer:
         """After a backward pass that has waited, tells the ranks that wait to hear what became of the averages."""
         try:
             changes = () if skipped else self._changes(exact=True)
-            self._all_made.say(Word.FINAL, bool(changes) or scaled or skipped)
-            self._agree(Report(changes, scaled, skipped))
+            digest = self._same_weights.digest()
+            self._all_made.say(Word.FINAL, bool(changes) or scaled or skipped, digest=digest)
+            self._agree(digest, Report(changes, scaled, skipped))
         finally:
             self._clear()
 
-    def _agree(self, report: Report) -> None:
+    def _agree(self, digest: int | None, report: Report) -> None:
         """Waits until all ranks are here. AssertionError where one has changed a gradient."""
-        heard = self._all_made.until_over(report.is_change)
+        heard = self._all_made.until_over(report.is_change, digest)
         if not heard.changed:
+            self._compare_weights(heard)
             return
         reports = {current().world.rank: report}
         ranks = self.process_set.ranks or range(current().world.size)

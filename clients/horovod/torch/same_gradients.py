@@ -8,12 +8,12 @@ is there.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 
 import torch
 
 from horovod.common.basics import rank, size
+from horovod.common.script import level_of_the_script
 
 STEPS = 3  # in a row, before anything is said
 _MAX_ELEMENTS = 1 << 22  # of the gradient that is compared: a copy of it is made
@@ -81,12 +81,3 @@ class SameGradients:
                 "dataset, hvd.size(), hvd.rank())).",
                 stacklevel=level_of_the_script(),
             )
-
-
-def level_of_the_script() -> int:
-    """Of the line that called backward() or step(), for warnings.warn in the function that calls this one."""
-    level, frame = 1, inspect.currentframe()
-    frame = frame.f_back if frame is not None else None
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("horovod", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level

@@ -15,6 +15,7 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from horovod._core import DType, Handle, OpSpec, OpType
@@ -67,6 +68,7 @@ class AllMade:
         self._factor = 1.0
         self._world: Context | None = None
         self._sums = _zeros()
+        self._size = 1  # ranks to which the last word went
         self._handle: Handle | None = None  # the operation of a word whose answers are not here yet
         self._earlier = False  # whether that word belongs to a step that was given up
         self._released = False  # whether the other ranks need no more words of this step
@@ -82,8 +84,8 @@ class AllMade:
         spec = reduction(OpType.ALLREDUCE, self._op, 1.0 / self._factor, self._factor, number)
         return spec, set_size(self.process_set)
 
-    def say(self, word: Word, changed: bool = False, quiet: bool = True) -> None:
-        """Says a word to the other ranks. quiet: has the meaning of the engine's `wait_follows`."""
+    def say(self, word: Word, changed: bool = False, quiet: bool = True, digest: int | None = None) -> None:
+        """Says a word to the other ranks. quiet: has the meaning of the engine's `wait_follows`. digest: goes along."""
         self.enter_world()
         self._settle()
         self.word = word
@@ -92,9 +94,9 @@ class AllMade:
             self.waits = word
         if self.wire is None or self._released:
             return
-        self._sums[:] = array("f", flags(word, changed))
-        spec, size = self.reduction()
-        if size > 1:
+        self._sums[:] = array("f", flags(word, changed, digest))
+        spec, self._size = self.reduction()
+        if self._size > 1:
             address, _ = self._sums.buffer_info()
             span = (address, address, DType.FLOAT32, (FLAGS,))
             self._handle = current().engine.submit(spec, self.wire, (span,), self._sums, wait_follows=quiet)
@@ -107,13 +109,13 @@ class AllMade:
         self._wait()
         if self.waits is Word.MADE:
             self.waits = None
-        return heard(self._sums)
+        return heard(self._sums, self._size, 1.0 if self._op == Sum else 1.0 / self._size)
 
-    def until_over(self, changed: bool) -> Heard:
+    def until_over(self, changed: bool, digest: int | None = None) -> Heard:
         """After FINAL: waits until all ranks have said so, unless one is away."""
         while (it := self.hear()).outcome not in (Outcome.OVER, Outcome.RELEASED):
-            self.say(Word.FINAL, changed)
-        return Heard(it.outcome, it.changed or changed)
+            self.say(Word.FINAL, changed, digest=digest)
+        return replace(it, changed=it.changed or changed)
 
     def answer(self, waits: Word, quiet: bool) -> None:
         """Others have said `waits` and can't go on before this rank, which waits for something else, says a word."""

@@ -15,6 +15,10 @@ All ranks say a word, the flags of all words are added up, and from the sums fol
 
 A rank that has joined (hvd.join) adds zeros to the flags, so it agrees to everything.
 
+A word may carry a digest of the weights that its rank trains (common/same_weights.py), as flags too: one for each bit,
+and one that says that there is a digest. From the sums follows whether the digests are equal, or that ranks without one
+must bring theirs in the next step.
+
 To say LACKS or AWAY a rank must know that others wait for it and can't go on without its word. `held_up` finds that out
 from the sums of a question, in which each rank says what it waits for.
 """
@@ -41,24 +45,46 @@ class Outcome(Enum):
     RELEASED = "released"
 
 
+class Digests(Enum):
+    NONE = "none"
+    WANTED = "wanted"  # some ranks brought one, others did not
+    LATER = "later"  # a rank has joined, so they can't be compared before it is back
+    EQUAL = "equal"
+    DIFFERENT = "different"
+
+
 @dataclass(frozen=True)
 class Heard:
     outcome: Outcome
     changed: bool  # a rank's script has changed a gradient that is not what all ranks' step() will see
+    digests: Digests = Digests.NONE
+    everybody: bool = False  # no rank has joined, as far as that is known
 
 
-FLAGS: Final = len(Word) + 1
+DIGEST_BITS: Final = 32
+_CHANGED: Final = len(Word)
+_HAS_DIGEST: Final = _CHANGED + 1
+_BITS: Final = _HAS_DIGEST + 1
+FLAGS: Final = _BITS + DIGEST_BITS
 
 
-def flags(word: Word, changed: bool) -> list[float]:
+def flags(word: Word, changed: bool, digest: int | None = None) -> list[float]:
+    """digest: of DIGEST_BITS bits."""
     made = [0.0] * FLAGS
     made[word] = 1.0
-    made[-1] = float(changed)
+    made[_CHANGED] = float(changed)
+    if digest is not None:
+        made[_HAS_DIGEST] = 1.0
+        made[_BITS:] = [float(digest >> bit & 1) for bit in range(DIGEST_BITS)]
     return made
 
 
-def heard(sums: Sequence[float]) -> Heard:
-    """What all ranks' words mean together. sums: of their flags, perhaps all times one positive number."""
+def heard(sums: Sequence[float], ranks: int = 1, unit: float = 0.0) -> Heard:
+    """What all ranks' words mean together. sums: of their flags, perhaps all times one positive number.
+
+    ranks: how many there are. unit: by how much the flag of one rank counts in the sums; 0 if that is not known, and
+    then digests are not compared.
+    """
     if sums[Word.LACKS] > 0:
         outcome = Outcome.UNMADE
     elif sums[Word.AWAY] > 0:
@@ -67,7 +93,23 @@ def heard(sums: Sequence[float]) -> Heard:
         outcome = Outcome.AVERAGED
     else:
         outcome = Outcome.OVER
-    return Heard(outcome, sums[-1] > 0)
+    everybody = _of_all(sum(sums[:_CHANGED]), ranks, unit)
+    digests = Digests.NONE
+    if sums[_HAS_DIGEST] > 0:
+        digests = _compared(sums, ranks, unit) if everybody else Digests.LATER
+    return Heard(outcome, sums[_CHANGED] > 0, digests, everybody)
+
+
+def _of_all(value: float, ranks: int, unit: float) -> bool:
+    """Whether a sum is that of as many flags as there are ranks, rounded as reductions do."""
+    return value > (ranks - 0.5) * unit > 0
+
+
+def _compared(sums: Sequence[float], ranks: int, unit: float) -> Digests:
+    if not _of_all(sums[_HAS_DIGEST], ranks, unit):
+        return Digests.WANTED
+    same = all(value < 0.5 * unit or _of_all(value, ranks, unit) for value in sums[_BITS:])
+    return Digests.EQUAL if same else Digests.DIFFERENT
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
