@@ -21,6 +21,7 @@ from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
+from horovod.torch import unreduced
 from horovod.torch.adasum_optimizer import AdasumOptimizer
 from horovod.torch.adasum_overlap import check_one_by_one
 from horovod.torch.closures import decides_by_loss, loss_of_all
@@ -327,6 +328,7 @@ def gradient_reducer(
     named = _named(optimizer, named_parameters)
     if _has_others(arguments):
         warn_of_wrong_devices(named)
+    unreduced.watch.over()
     reducer = _reducer(optimizer, named, arguments)
     reducer.compare_after_loading(optimizer)
     return reducer

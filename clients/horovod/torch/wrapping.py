@@ -15,6 +15,7 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.process_sets import ProcessSet
+from horovod.torch import unreduced
 from horovod.torch.compression import Compressor, GradientCompressor
 
 if TYPE_CHECKING:
@@ -127,6 +128,7 @@ def named_group(optimizer: torch.optim.Optimizer, known: Named, default: str) ->
 
 def adorn(original: torch.optim.Optimizer, addition: type, **attributes: Any) -> Any:
     """An instance of a class of `addition` and `original`'s own, which shares its groups and its state."""
+    unreduced.watch.over()
     base = type(original)
     # Named as the user's, in a module of ours: some libraries look for "horovod" in str(type(optimizer)).
     distributed: Any = type(base.__name__, (addition, base), {"__module__": addition.__module__})

@@ -1,0 +1,59 @@
+"""An optimizer that was never distributed is told after some steps, unless the script reduces by hand."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+from optimizer_model import distributed_sgd, linear, rows
+from worlds import World
+
+
+def _train(case: str) -> list[str]:
+    import torch
+
+    import horovod.torch as hvd
+    from horovod.torch import unreduced
+
+    unreduced.watch.over()  # that of the process, in which other tests may have made distributed optimizers
+    unreduced.watch = unreduced.Unreduced()  # type: ignore[misc]
+    model = linear()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001)
+    other = distributed_sgd(linear()) if case == "another is distributed" else None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(unreduced.STEPS + 5):
+            optimizer.zero_grad()
+            model(rows()).sum().backward()
+            if case == "gradients by hand":
+                for parameter in model.parameters():
+                    hvd.allreduce_(parameter.grad)
+            optimizer.step()
+            if case == "weights now and then" and step == 50:
+                for parameter in model.parameters():
+                    hvd.allreduce_(parameter.data)
+            if case == "a loss now and then" and step % 50 == 0:
+                hvd.allreduce(torch.zeros(1))
+    unreduced.watch.over()
+    del other
+    return [f"{one.filename}: {one.message}" for one in caught if "hvd.DistributedOptimizer" in str(one.message)]
+
+
+@pytest.mark.parametrize("case", ["nothing", "a loss now and then"])
+def test_an_optimizer_that_is_not_distributed_is_told_once_on_rank_0(pair: World, case: str) -> None:
+    on_0, on_1 = pair.run(_train, case)
+    assert len(on_0) == 1
+    assert on_0[0].startswith(__file__), "the warning must point to the script"
+    assert "named_parameters=model.named_parameters()" in on_0[0]
+    assert on_1 == []
+
+
+@pytest.mark.parametrize("case", ["gradients by hand", "weights now and then", "another is distributed"])
+def test_what_is_reduced_otherwise_is_not(pair: World, case: str) -> None:
+    assert pair.run(_train, case) == [[], []]
+
+
+def test_a_rank_that_is_alone_reduces_nothing() -> None:
+    with World(1, "shm") as world:
+        assert world.run(_train, "nothing") == [[]]
