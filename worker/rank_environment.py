@@ -10,11 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from horovod.base.settings import ROWS, resolve, variables
+from horovod.base.settings import PARENT_WORLD, ROWS, resolve, variables
 
-# The variable by which a rank tells its children its place. A launcher that a rank starts makes ranks of other worlds.
-PARENT_WORLD: Final = "HOROVOD_PARENT_WORLD"
-# Of the launcher itself: a rank has its own, or none.
+# Of the launcher itself: a rank has its own, or none. A launcher may itself be the child of a rank of another world.
 _NOT_INHERITED: Final = (PARENT_WORLD, *(ROWS[name].env for name in ("token_file", "relay_socket", "incarnation")))
 # What a user has set for other coordinators than the launcher's own.
 _OF_OTHERS: Final = tuple(ROWS[name].env for name in ("tls_ca", "tls_cert", "tls_key", "tls_server_name"))

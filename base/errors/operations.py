@@ -10,6 +10,10 @@ class OperationCode(ErrorCode):
         "mismatched-operations",
         "Ranks announced one name with different types, shapes, data types, devices or options. Make the calls alike.",
     )
+    CALL_SITES_DIFFER = (
+        "call-sites-differ",
+        "Ranks call unnamed operations from different lines (HOROVOD_CHECK_CALL_SITES). Call them on all ranks alike.",
+    )
     DEADLOCK = (
         "deadlock",
         "Ranks wait for each other in different operations. Let all ranks call the same operations in the same order.",

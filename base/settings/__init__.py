@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from horovod.base.errors import SettingCode, coded
 from horovod.base.setting import Setting, environment_text, rows
@@ -29,6 +29,7 @@ from .world import WorldSettings
 
 __all__ = [
     "MAX_SIZE",
+    "PARENT_WORLD",
     "ROWS",
     "SETTINGS",
     "WIRE_MODES",
@@ -60,6 +61,9 @@ class Settings(
 
 SETTINGS: tuple[Setting, ...] = rows(Settings)
 ROWS: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+# No setting: in this variable a rank tells its place to the processes that it starts (worker/runtime/parentage.py).
+PARENT_WORLD: Final = "HOROVOD_PARENT_WORLD"
 
 
 def variables(**values: Any) -> dict[str, str]:

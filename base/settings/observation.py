@@ -76,6 +76,15 @@ class ObservationSettings:
         agreed=True,
     )
 
+    check_call_sites: bool = row(
+        "HOROVOD_CHECK_CALL_SITES",
+        False,
+        "ranks that call an operation without a name from different lines of their scripts get an error; for "
+        "debugging, as it takes as long as the operation itself, and not for scripts with hvd.join()",
+        section="stall_check",
+        agreed=True,
+    )
+
     deadlock_check_disable: bool = row(  # for the coordinator as well
         "HOROVOD_DEADLOCK_CHECK_DISABLE",
         False,

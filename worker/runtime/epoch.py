@@ -33,7 +33,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from horovod.base.errors import without_code
 from horovod.base.settings import Settings
@@ -45,6 +45,7 @@ from horovod.worker.runtime.plan import usable
 from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
 
 if TYPE_CHECKING:
+    from horovod._core import Engine
     from horovod.worker.runtime.past_world import LastWorld, PastWorld
     from horovod.worker.runtime.session import Session
 
@@ -178,6 +179,10 @@ class Epochs:
             self._last = LastWorld()
         context = begin(settings, process_sets, self._last, self._on_change)
         _offer_to_c(context)
+        if settings.check_call_sites and context.world.size > 1:
+            from horovod.worker.runtime.call_sites import CheckedEngine  # for debugging only
+
+            context.engine = cast("Engine", CheckedEngine(context.engine, context.world.rank))
         logs.know_rank(context.world.rank)
         logs.know_world(context.world.job, context.world.epoch)
         return context

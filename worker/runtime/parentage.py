@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from horovod.base.processes import parent_of, start_time
-from horovod.base.settings import ROWS, Settings
-from horovod.worker.rank_environment import PARENT_WORLD
+from horovod.base.settings import PARENT_WORLD, ROWS, Settings
 from horovod.worker.runtime.world import World
 
 VARIABLE: Final = PARENT_WORLD
