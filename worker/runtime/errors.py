@@ -12,7 +12,8 @@ from horovod.base.settings import ROWS
 # Behind why a member left that had done its work: for those who still wait for it.
 FEWER_BATCHES: Final = (
     "If it had fewer batches than this rank, let all ranks call hvd.join() after their last batch, or give them equal "
-    "numbers of batches (drop_last=True, a DistributedSampler)."
+    "numbers of batches (drop_last=True, a DistributedSampler). HOROVOD_CHECK_CALL_SITES=1 finds an operation without "
+    "a name that only some ranks call."
 )
 
 
