@@ -20,11 +20,26 @@ class BaseParams:
     cpus_per_worker: int = 1
     use_gpu: bool = False
     gpus_per_worker: int | None = None
+    resources_per_worker: Mapping[str, float] | None = None
 
     @property
     def gpus(self) -> int:
         """GPUs of one worker."""
         return (self.gpus_per_worker or 1) if self.use_gpu else 0
+
+    def bundle(self, workers: int = 1) -> dict[str, float]:
+        """What so many workers need, as a bundle of a placement group."""
+        each = {"CPU": self.cpus_per_worker, "GPU": self.gpus, **(self.resources_per_worker or {})}
+        return {name: amount * workers for name, amount in each.items() if amount}
+
+    def actor_options(self) -> dict[str, Any]:
+        """What the actor of one worker takes, as options of Ray."""
+        options: dict[str, Any] = {"num_cpus": self.cpus_per_worker}
+        if self.gpus:
+            options["num_gpus"] = self.gpus
+        if self.resources_per_worker:
+            options["resources"] = dict(self.resources_per_worker)
+        return options
 
 
 def why_interrupted(error: BaseException) -> str:
@@ -70,6 +85,9 @@ class Adapter(ABC):
     @abstractmethod
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """The result of `fn(executable)` on rank 0."""
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing to wait for
+        """Waits for the calls of `run_remote` that are running."""
 
     @abstractmethod
     def stream_to(self, queue: Any) -> None:

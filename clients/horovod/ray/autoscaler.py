@@ -33,8 +33,7 @@ class ResourceRequests:
         self, params: BaseParams, workers: int, slots: Callable[[], int], aside: Callable[[], Collection[str]]
     ) -> None:
         """workers: for so many there is to be room. slots: for how many there is, without the hosts `aside`."""
-        bundle: dict[str, float] = {"CPU": params.cpus_per_worker, "GPU": params.gpus}
-        self._bundle = {name: amount for name, amount in bundle.items() if amount}
+        self._bundle = params.bundle()
         self._workers, self._slots, self._aside = workers, slots, aside
         self._lock = threading.Lock()  # guards what follows
         self._groups: list[Any] = []

@@ -66,6 +66,11 @@ class Call:
             self._changed.wait_for(lambda: not ended & self._left, _TOLD_S)
             return not self._left
 
+    def wait(self) -> None:
+        """Returns when all ranks have ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._left)
+
     def _wait(self, timeout_s: float | None) -> bool:
         """Whether all ranks have ended, or one has failed."""
         with self._changed:

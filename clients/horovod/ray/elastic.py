@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod.ray.callbacks import Callback
+from horovod.ray.checks import check_call, check_settings, check_start
 from horovod.ray.host_discovery import ChangingHosts, ClusterHosts
 from horovod.ray.runner import RayExecutor
 from horovod.ray.settings import MiniSettings
@@ -100,6 +101,10 @@ class ElasticRayExecutor:
         env_vars: Mapping[str, str] | None = None,
         override_discovery: bool = True,
     ) -> None:
+        check_settings(
+            settings, "ElasticRayExecutor", ("min_num_proc", "max_num_proc", "reset_limit", "elastic_timeout")
+        )
+        check_start(None, None, None, env_vars)
         self.settings = settings
         self._env_vars = dict(env_vars or {})
         self._executor = RayExecutor(
@@ -115,6 +120,7 @@ class ElasticRayExecutor:
             override_discovery=override_discovery,
             spares=getattr(settings, "spares", 0),
         )
+        self._is_entered = False
 
     @property
     def driver(self) -> Any:
@@ -127,8 +133,20 @@ class ElasticRayExecutor:
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
         """`worker_fn()` on every rank, as RayExecutor.run; the results of the last world, by rank."""
+        check_call(worker_fn, callbacks=callbacks)
+        if self._is_entered and not hasattr(self._executor, "adapter"):
+            self.start()
         return self._executor.run(worker_fn, callbacks=callbacks)
 
     def shutdown(self) -> None:
         """Ends the workers; idempotent."""
         self._executor.shutdown()
+
+    def __enter__(self) -> ElasticRayExecutor:
+        """In a `with` block run() starts what start() has not, and the end of the block ends the workers."""
+        self._is_entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+        self.shutdown()

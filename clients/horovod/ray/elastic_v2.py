@@ -63,8 +63,14 @@ _log = logging.getLogger(__name__)
 class RayHostDiscovery(ClusterHosts):
     """The nodes of the cluster, with as many slots as each has processors, or GPUs, for workers."""
 
-    def __init__(self, use_gpu: bool = False, cpus_per_worker: int = 1, gpus_per_worker: int = 1) -> None:
-        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker)
+    def __init__(
+        self,
+        use_gpu: bool = False,
+        cpus_per_worker: int = 1,
+        gpus_per_worker: int = 1,
+        resources_per_worker: Mapping[str, float] | None = None,
+    ) -> None:
+        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
 
 
 class TestDiscovery(ChangingHosts):
@@ -104,7 +110,8 @@ def check_elastic(settings: Any, params: ElasticParams) -> ElasticRequest:
         sentence = "override_discovery=False needs settings.discovery, an object that finds hosts."
         raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
     if source is None:
-        source = RayHostDiscovery(params.use_gpu, params.cpus_per_worker, params.gpus_per_worker or 1)
+        gpus = params.gpus_per_worker or 1
+        source = RayHostDiscovery(params.use_gpu, params.cpus_per_worker, gpus, params.resources_per_worker)
     request = ElasticRequest(
         min_num_proc=params.min_workers,
         max_num_proc=params.max_workers,

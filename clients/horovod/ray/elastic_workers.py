@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from horovod import __version__
 from horovod.base.errors import LaunchCode, coded
@@ -34,6 +35,7 @@ from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.ray.adapter import BaseParams
 from horovod.ray.places import gpus_of_elastic
+from horovod.ray.resources import in_words
 from horovod.ray.worker import BaseHorovodWorker, Trained, described
 from horovod.rendezvous.hosts import HostSlots
 from horovod.worker.rank_environment import JobOnHost, rank_environment
@@ -45,6 +47,7 @@ _NODE_SHARE = 0.01  # of the resource of a node, of which it has 1: so many acto
 # Ray tells of a killed actor within some 20 ms, and of a killed node seconds later. A world that does not wait for its
 # word goes on with other workers of the same host, and loses them in turn.
 _WORD_S = 0.1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TAKEN_AWAY = "its host is taken away"
 
 _log = logging.getLogger(__name__)
@@ -179,14 +182,10 @@ class RayAgent:
         self._report()
 
     def _actor(self, rank: int, size: int) -> Any:
-        params = self._work.params
-        options: dict[str, Any] = {"num_cpus": params.cpus_per_worker}
-        if params.gpus:
-            options["num_gpus"] = params.gpus
+        options = self._work.params.actor_options()
+        options["resources"] = {**options.get("resources", {}), f"node:{self.host}": _NODE_SHARE}
         # Not in the placement group of a trial that has this executor: it has no piece of any host.
-        actor = ray.remote(BaseHorovodWorker).options(
-            resources={f"node:{self.host}": _NODE_SHARE}, scheduling_strategy="DEFAULT", **options
-        )
+        actor = ray.remote(BaseHorovodWorker).options(scheduling_strategy="DEFAULT", **options)
         return actor.remote(world_rank=rank, world_size=size)
 
     async def _have_leave(self, rank: int, incarnation: int, grace_s: float) -> None:
@@ -224,8 +223,11 @@ class RayAgent:
         except Exception as error:
             cause = getattr(error, "cause", None) or error
             if not process.is_ended_here:
+                trace = _traceback(error)
+                if trace and hasattr(cause, "add_note"):  # Python 3.11
+                    cause.add_note(trace)
                 work.errors.append(cause)
-                _log.warning("Slot %d on host %s failed: %s", process.rank, self.host, described(cause))
+                _log.warning("Slot %d on host %s failed: %s\n%s", process.rank, self.host, described(cause), trace)
         finally:
             process.code = code
             process.found.set()
@@ -261,7 +263,7 @@ class RayAgent:
         scheduler has one too many leave: this one, or another one that makes room for it. Else TimeoutError.
         """
         work = self._work
-        needs = f"{work.params.cpus_per_worker:g} CPU" + (f", {work.params.gpus} GPU" if work.params.gpus else "")
+        needs = in_words(work.params.bundle())
         sentence = f"Ray has not started an actor on host {self.host} within {work.start_s:g} s"
         why = f"others use its resources ({needs} for each), or it is gone"
         longer = "placement_group_timeout_s of create_settings() waits longer."
@@ -334,6 +336,11 @@ def _end(actor: Any) -> None:
     with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
         if actor is not None:
             ray.kill(actor)
+
+
+def _traceback(error: BaseException) -> str:
+    """Where an actor has raised it, with files and lines, without colours; "" if Ray does not say."""
+    return _COLOUR.sub("", str(error)).strip() if isinstance(error, RayTaskError) else ""
 
 
 def answer(ref: Any) -> asyncio.Future[Any]:

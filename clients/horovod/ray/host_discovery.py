@@ -12,27 +12,29 @@ import ray
 from horovod.runner.elastic.discovery import HostDiscovery
 
 
-def slots_of(resources: Mapping[str, float], cpus: float, gpus: float) -> int:
-    """How many workers with so many processors and GPUs each a node with these resources has room for.
+def slots_of(
+    resources: Mapping[str, float], cpus: float, gpus: float, others: Mapping[str, float] | None = None
+) -> int:
+    """How many workers a node with these resources has room for. cpus, gpus, others: what each worker needs.
 
     >>> slots_of({"CPU": 8, "GPU": 2}, cpus=2, gpus=1)
     2
     """
-    needs = {name: each for name, each in (("CPU", cpus), ("GPU", gpus)) if each}
+    needs = {name: each for name, each in (("CPU", cpus), ("GPU", gpus), *(others or {}).items()) if each}
     return min((int(resources.get(name, 0) // each) for name, each in needs.items()), default=1)
 
 
 class ClusterHosts(HostDiscovery):
     """The nodes of the cluster that are alive, by the names under which their resources "node:<name>" place actors."""
 
-    def __init__(self, use_gpu: bool, cpus: float, gpus: float) -> None:
-        self._cpus, self._gpus = cpus, gpus if use_gpu else 0
+    def __init__(self, use_gpu: bool, cpus: float, gpus: float, others: Mapping[str, float] | None = None) -> None:
+        self._needs = cpus, gpus if use_gpu else 0, others
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """Hosts without room for a worker are left out. Several nodes of one address are one host."""
         found: dict[str, int] = {}
         for node in ray.nodes():
-            if node["alive"] and (slots := slots_of(node["Resources"], self._cpus, self._gpus)):
+            if node["alive"] and (slots := slots_of(node["Resources"], *self._needs)):
                 name = node["NodeManagerAddress"]
                 found[name] = found.get(name, 0) + slots
         return found

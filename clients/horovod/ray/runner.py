@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.client import ray as ray_client
 
-from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import joined
 from horovod.launch.job_environment import of_driver
 from horovod.ray.adapter import why_interrupted
 from horovod.ray.callbacks import Callback, Callbacks
+from horovod.ray.checks import (
+    check_call,
+    check_counts,
+    check_cpus,
+    check_gpus,
+    check_max_failures,
+    check_resources,
+    check_settings,
+    check_start,
+    conflict,
+)
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams, check_elastic
+from horovod.ray.ending import Ending
 from horovod.ray.settings import MiniSettings
 from horovod.ray.static import StaticAdapter, StaticParams
-from horovod.ray.worker import BaseHorovodWorker
+from horovod.ray.worker import BaseHorovodWorker, described
 
 __all__ = ["BaseHorovodWorker", "Coordinator", "MiniSettings", "RayExecutor", "StaticAdapter", "StaticParams"]
+
+_log = logging.getLogger(__name__)
 
 _LOOK_S = 0.05
 _SHUTDOWN_S = 30.0  # after which an adapter elsewhere is killed
@@ -37,11 +53,23 @@ class RayExecutor:
         [0.91, 0.91]
         >>> executor.shutdown()
 
+    In a `with` block the first call starts the workers, if start() has not, and the end of the block ends them:
+
+        >>> with RayExecutor(RayExecutor.create_settings(), num_workers=2) as executor:
+        ...     executor.run(train, args=["/data"])
+
+    Workers also end with an executor that nobody holds any more, once the results of its run_remote() are there.
+
     Args:
         settings: of `create_settings`.
         num_workers: on as few nodes as possible, in the placement group that this is called in, or a new one.
         num_hosts, num_workers_per_host: instead, so many on each of so many nodes.
         cpus_per_worker, use_gpu, gpus_per_worker: what each gets; one GPU where GPUs are used.
+        resources_per_worker: other resources of Ray that each gets, such as {"accelerator_type:A100": 0.001}.
+        label_selector: labels of the nodes, as of Ray's placement groups, such as {"ray.io/accelerator-type": "A100"};
+            for a fixed number of workers.
+        max_failures: so often, in each call of run(), a worker or a node may be lost: all workers start again, and so
+            does the function. For a fixed number of workers.
         use_current_placement_group: False always makes a new one.
         min_workers, max_workers: instead, for elastic jobs: it runs with so many at least, and on whatever room there
             is up to so many; None is no limit.
@@ -104,15 +132,21 @@ class RayExecutor:
         num_slots: int | None = None,
         cpus_per_slot: int | None = None,
         gpus_per_slot: int | None = None,
+        resources_per_worker: Mapping[str, float] | None = None,
+        label_selector: Mapping[str, str] | None = None,
+        max_failures: int = 0,
     ) -> None:
+        check_settings(settings, "RayExecutor", ("timeout_s", "placement_group_timeout_s", "nics"))
+        check_resources(resources_per_worker, label_selector)
+        check_max_failures(max_failures)
         num_workers_per_host = _renamed("num_slots", num_slots, "num_workers_per_host", num_workers_per_host)
         cpus_per_worker = _renamed("cpus_per_slot", cpus_per_slot, "cpus_per_worker", cpus_per_worker)
         gpus_per_worker = _renamed("gpus_per_slot", gpus_per_slot, "gpus_per_worker", gpus_per_worker)
-        _check_gpus(use_gpu, gpus_per_worker)
+        check_gpus(use_gpu, gpus_per_worker)
         if max_workers is not None and not (min_workers and min_workers > 0):
-            raise _conflict("`max_workers` needs a positive `min_workers`: they make the job elastic together.")
+            raise conflict("`max_workers` needs a positive `min_workers`: they make the job elastic together.")
         if min_workers is not None and num_workers is not None:
-            raise _conflict(
+            raise conflict(
                 "Both `min_workers` and `num_workers` provided. Give `num_workers` for a job of a fixed size, or "
                 "`min_workers` and `max_workers` for an elastic one."
             )
@@ -120,26 +154,41 @@ class RayExecutor:
             sentence = "Both `num_workers` and `num_hosts` provided: give one of them."
             raise AssertionError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         if min_workers is not None and num_hosts is not None:
-            raise _conflict(
+            raise conflict(
                 "Both `min_workers` and `num_hosts` provided: an elastic job has workers where there is room."
             )
         if num_workers is None and num_hosts is None and min_workers is None:
-            raise _conflict("Neither `num_workers`, `num_hosts` nor `min_workers` provided: give one of them.")
-        _check_cpus(cpus_per_worker, use_gpu)
-        _check_counts(num_workers=num_workers, num_hosts=num_hosts, num_workers_per_host=num_workers_per_host)
-        _check_counts(min_workers=min_workers, max_workers=max_workers)
+            raise conflict("Neither `num_workers`, `num_hosts` nor `min_workers` provided: give one of them.")
+        check_cpus(cpus_per_worker, use_gpu)
+        check_counts(num_workers=num_workers, num_hosts=num_hosts, num_workers_per_host=num_workers_per_host)
+        check_counts(min_workers=min_workers, max_workers=max_workers)
         if spares and min_workers is None:
-            raise _conflict("`spares` needs `min_workers`: workers of a job of a fixed size are not replaced.")
+            raise conflict("`spares` needs `min_workers`: workers of a job of a fixed size are not replaced.")
         elastic = {"reset_limit": reset_limit, "cooldown_range": cooldown_range}
         if min_workers is None and (given := [name for name, value in elastic.items() if value is not None]):
             warnings.warn(f"Only elastic jobs (min_workers) use {joined(given)}.", stacklevel=2)
+        if min_workers is not None and label_selector:
+            raise conflict(
+                "label_selector is for a fixed number of workers (num_workers, num_hosts): an elastic job has workers "
+                "on all nodes. Let settings.discovery find the right ones, with override_discovery=False."
+            )
+        if min_workers is not None and max_failures:
+            raise conflict(
+                "max_failures is for a fixed number of workers (num_workers, num_hosts): an elastic job goes on "
+                "without one that is lost. reset_limit says how often."
+            )
         self.settings = settings
+        self._max_failures = max_failures
+        self._started_with: tuple[Any, ...] = (None, None, None, None)
+        self._is_entered = False  # in a `with` block
+        self._ending: Ending | None = None
         self.params: StaticParams | ElasticParams
         if min_workers is not None:
             self.params = ElasticParams(
                 cpus_per_worker=cpus_per_worker,
                 use_gpu=use_gpu,
                 gpus_per_worker=gpus_per_worker,
+                resources_per_worker=resources_per_worker,
                 min_workers=min_workers,
                 max_workers=max_workers,
                 reset_limit=reset_limit,
@@ -155,6 +204,8 @@ class RayExecutor:
             cpus_per_worker=cpus_per_worker,
             use_gpu=use_gpu,
             gpus_per_worker=gpus_per_worker,
+            resources_per_worker=resources_per_worker,
+            label_selector=label_selector,
             num_workers=num_workers,
             num_hosts=num_hosts,
             num_workers_per_host=num_workers_per_host,
@@ -176,6 +227,7 @@ class RayExecutor:
         Raises TimeoutError: the resources were not there in time, with what is missing; or what the class raised. No
         actor is left then.
         """
+        check_start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
         if hasattr(self, "adapter"):
             sentence = "This executor has workers already: call shutdown() before it is started again."
             raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
@@ -191,8 +243,11 @@ class RayExecutor:
             if self._is_remote
             else kind(self.settings, self.params, environ)
         )
+        adapter, is_remote = self.adapter, self._is_remote
+        self._ending = Ending(self, lambda: _settle(adapter, is_remote), lambda: _end(adapter, is_remote))
+        self._started_with = (executable_cls, executable_args, executable_kwargs, extra_env_vars)
         try:
-            self._ask("start", executable_cls, executable_args, executable_kwargs, extra_env_vars)
+            self._ask("start", *self._started_with)
         except BaseException:
             self.shutdown()
             raise
@@ -209,22 +264,48 @@ class RayExecutor:
         callbacks: called here, while it runs, with each dict that a rank passes to horovod.ray.ray_logger.log.
 
         Raises what the rank raised that failed first. The others are freed at once: their operations raise
-        HorovodInternalError with that exception's text.
+        HorovodInternalError with that exception's text. ValueError: arguments that can't be right, before anything
+        runs.
         """
+        check_call(fn, args, kwargs, callbacks)
+        for failure in range(1, self._max_failures + 1):
+            self._start_if_entered()
+            adapter = getattr(self, "adapter", None)
+            try:
+                return list(self._watched(callbacks, "run", fn, args, kwargs))
+            except RayActorError as error:
+                if adapter is None or getattr(self, "adapter", None) is not adapter:
+                    raise  # shutdown() was called meanwhile
+                if isinstance(error, RayTaskError):
+                    raise  # it was an actor of the function's own
+                _log.warning(
+                    "%s All workers start again: failure %d of at most %d (max_failures).",
+                    coded(LaunchCode.RANK_FAILED, f"A worker was lost ({described(error)})."),
+                    failure,
+                    self._max_failures,
+                )
+                self.shutdown()
+                self.start(*self._started_with)
         return list(self._watched(callbacks, "run", fn, args, kwargs))
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
         """As `run`, at once: an ObjectRef for the result of each rank."""
+        check_call(fn, args, kwargs)
         return list(self._ask("run_remote", fn, args, kwargs))
 
     def execute(self, fn: Callable[[Any], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        """`fn(executable)` on every rank, with its object of `executable_cls`; otherwise as `run`."""
+        """`fn(executable)` on every rank, with its object of `executable_cls`; otherwise as `run`.
+
+        Nothing is done again after a failure, since the objects are what earlier calls have made of them.
+        """
+        check_call(fn, callbacks=callbacks)
         return list(self._watched(callbacks, "execute", fn))
 
     def execute_single(self, fn: Callable[[Any], Any]) -> Any:
         """`fn(executable)` on rank 0 alone."""
+        check_call(fn)
         return self._ask("execute_single", fn)
 
     @property
@@ -235,21 +316,28 @@ class RayExecutor:
     def shutdown(self) -> None:
         """Ends the workers, also in the middle of a call, and gives their resources back. Idempotent."""
         adapter = self.__dict__.pop("adapter", None)
-        if adapter is None:
-            return
-        if not self._is_remote:
-            adapter.shutdown()
-            return
-        try:
-            # A call that was interrupted may hold it up; and where its node is gone, so are the workers that it had.
-            with contextlib.suppress(ray.exceptions.GetTimeoutError, ray.exceptions.RayActorError):
-                ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
-        finally:
-            ray.kill(adapter)
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            ending.cancel()
+        if adapter is not None:
+            _end(adapter, self._is_remote)
+
+    def __enter__(self) -> RayExecutor:
+        self._is_entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_entered = False
+        self.shutdown()
 
     # -- the adapter, here or there ------------------------------------------------------------------------------------
 
+    def _start_if_entered(self) -> None:
+        if self._is_entered and not hasattr(self, "adapter"):
+            self.start()
+
     def _ask(self, method: str, *args: Any) -> Any:
+        self._start_if_entered()
         if not hasattr(self, "adapter"):
             sentence = "This executor has no workers: call start() first."
             raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
@@ -273,6 +361,7 @@ class RayExecutor:
     def _watched(self, callbacks: Sequence[Callback] | None, method: str, *args: Any) -> Any:
         if not callbacks:
             return self._ask(method, *args)
+        self._start_if_entered()
         told = Callbacks(callbacks)
         try:
             self._ask("stream_to", told.queue)
@@ -285,29 +374,24 @@ class RayExecutor:
             told.close()
 
 
-def _check_gpus(use_gpu: bool, gpus_per_worker: int | None) -> None:
-    if gpus_per_worker is None:
+def _settle(adapter: Any, is_remote: bool) -> None:
+    """Waits for the calls whose results others may wait for."""
+    if is_remote:
+        ray.get(adapter.settle.remote())
+    else:
+        adapter.settle()
+
+
+def _end(adapter: Any, is_remote: bool) -> None:
+    if not is_remote:
+        adapter.shutdown()
         return
-    if not use_gpu:
-        raise _conflict("gpus_per_worker is given, but use_gpu is False: use_gpu=True gives workers GPUs.")
-    if gpus_per_worker < 1:
-        sentence = f"gpus_per_worker must be at least 1, not {gpus_per_worker}."
-        raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
-
-
-def _check_cpus(cpus_per_worker: float, use_gpu: bool) -> None:
-    if not isinstance(cpus_per_worker, (int, float)) or cpus_per_worker < 0 or not (cpus_per_worker or use_gpu):
-        least = "a number >= 0" if use_gpu else "a number > 0, or use_gpu=True"
-        raise ValueError(
-            coded(SettingCode.INVALID_SETTING, f"cpus_per_worker must be {least}, not {cpus_per_worker!r}.")
-        )
-
-
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            sentence = f"{name} must be an integer >= 1, not {count!r}."
-            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+    try:
+        # A call that was interrupted may hold it up; and where its node is gone, so are the workers that it had.
+        with contextlib.suppress(ray.exceptions.GetTimeoutError, RayActorError):
+            ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
+    finally:
+        ray.kill(adapter)
 
 
 def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
@@ -315,7 +399,3 @@ def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
         return new_value
     warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
     return old_value
-
-
-def _conflict(sentence: str) -> ValueError:
-    return ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))

@@ -34,6 +34,7 @@ class StaticParams(BaseParams):
     num_hosts: int | None = None
     num_workers_per_host: int | None = 1
     use_current_placement_group: bool = True
+    label_selector: Mapping[str, str] | None = None
 
 
 class StaticAdapter(Adapter):
@@ -160,6 +161,10 @@ class StaticAdapter(Adapter):
         (result,) = self._results(self._submit(fn, self.workers[:1]))
         return result
 
+    def settle(self) -> None:
+        for call in list(self._unwatched):
+            call.wait()
+
     def _results(self, refs: Sequence[Any], meanwhile: Meanwhile | None = None) -> list[Any]:
         call = Call(refs, self._when_failed())
         try:
@@ -224,9 +229,9 @@ class StaticAdapter(Adapter):
 def _strategy(settings: Any, params: StaticParams) -> PGStrategy | ColocatedStrategy:
     per_host = params.num_workers_per_host or 1
     if params.num_hosts is not None:
-        return ColocatedStrategy(settings, params.num_hosts, per_host, params)
+        return ColocatedStrategy(settings, params.num_hosts, per_host, params, params.label_selector)
     assert params.num_workers is not None
-    return PGStrategy(settings, params.num_workers, params, params.use_current_placement_group)
+    return PGStrategy(settings, params.num_workers, params, params.use_current_placement_group, params.label_selector)
 
 
 def without_executable(

@@ -16,14 +16,19 @@ from horovod.ray.worker import BaseHorovodWorker
 
 
 def create_placement_group(
-    resources_per_bundle: Mapping[str, float], num_bundles: int, pg_timeout: float, pg_strategy: str
+    resources_per_bundle: Mapping[str, float],
+    num_bundles: int,
+    pg_timeout: float,
+    pg_strategy: str,
+    labels: Mapping[str, str] | None = None,
 ) -> tuple[Any, list[dict[str, float]]]:
     """A placement group whose resources are there, and its bundles.
 
-    TimeoutError after `pg_timeout` seconds, with what is missing; the group is then removed.
+    TimeoutError after `pg_timeout` seconds, with what is missing; the group is then removed. labels: of the nodes.
     """
     bundles = [dict(resources_per_bundle) for _ in range(num_bundles)]
-    group = placement_group(bundles, strategy=pg_strategy)
+    there = {"bundle_label_selector": [dict(labels)] * num_bundles} if labels else {}
+    group = placement_group(bundles, strategy=pg_strategy, **there)
     ready = False
     try:
         ready = group.wait(pg_timeout)
@@ -35,6 +40,8 @@ def create_placement_group(
         why = missing(
             resources_per_bundle, num_bundles, pg_strategy == "STRICT_SPREAD", nodes, ray.available_resources()
         )
+        if labels:
+            why += f" (on nodes with the labels {', '.join(f'{name}={value}' for name, value in labels.items())})"
         raise TimeoutError(
             coded(
                 LaunchCode.TOO_FEW_RESOURCES,
@@ -48,11 +55,12 @@ def create_placement_group(
 class _Strategy:
     """Actors in one placement group."""
 
-    def __init__(self, num_workers: int, params: BaseParams) -> None:
+    def __init__(self, num_workers: int, params: BaseParams, labels: Mapping[str, str] | None = None) -> None:
         self.placement_group: Any = None
         self.num_workers = num_workers
         self._created_placement_group = False
         self._params = params
+        self._labels = labels
 
     def create_workers(self) -> list[Any]:
         """The actors in the order in which they were placed; they may still be starting."""
@@ -60,15 +68,12 @@ class _Strategy:
 
     def _create(self, timeout_s: float, count: int, workers: int, pg_strategy: str) -> None:
         """A group of `count` bundles with resources for so many workers each."""
-        bundle: dict[str, float] = {"CPU": self._params.cpus_per_worker * workers, "GPU": self._params.gpus * workers}
-        bundle = {name: amount for name, amount in bundle.items() if amount}
-        self.placement_group, _ = create_placement_group(bundle, count, timeout_s, pg_strategy)
+        bundle = self._params.bundle(workers)
+        self.placement_group, _ = create_placement_group(bundle, count, timeout_s, pg_strategy, self._labels)
         self._created_placement_group = True
 
     def _actor(self, rank: int, bundle: int) -> Any:
-        options: dict[str, Any] = {"num_cpus": self._params.cpus_per_worker}
-        if self._params.gpus:
-            options["num_gpus"] = self._params.gpus
+        options = self._params.actor_options()
         place = PlacementGroupSchedulingStrategy(
             self.placement_group, bundle, placement_group_capture_child_tasks=False
         )
@@ -85,13 +90,26 @@ class _Strategy:
 class PGStrategy(_Strategy):
     """So many workers, on as few nodes as possible; within the caller's placement group if there is one."""
 
-    def __init__(self, settings: Any, num_workers: int, params: BaseParams, use_current_placement_group: bool) -> None:
-        super().__init__(num_workers, params)
+    def __init__(
+        self,
+        settings: Any,
+        num_workers: int,
+        params: BaseParams,
+        use_current_placement_group: bool,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(num_workers, params, labels)
         self._timeout_s = settings.placement_group_timeout_s
         self._use_current = use_current_placement_group
 
     def create_workers(self) -> list[Any]:
         self.placement_group = get_current_placement_group() if self._use_current else None
+        if self.placement_group is not None and self._labels:
+            sentence = (
+                "label_selector is given, and start() was called in a placement group, whose nodes Ray has chosen "
+                "already. use_current_placement_group=False makes another group."
+            )
+            raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         bundles = [-1] * self.num_workers  # any bundle of the group
         if self.placement_group is None:
             self._create(self._timeout_s, self.num_workers, 1, "PACK")
@@ -102,8 +120,15 @@ class PGStrategy(_Strategy):
 class ColocatedStrategy(_Strategy):
     """So many hosts, with as many workers on each."""
 
-    def __init__(self, settings: Any, num_hosts: int, num_workers_per_host: int, params: BaseParams) -> None:
-        super().__init__(num_hosts * num_workers_per_host, params)
+    def __init__(
+        self,
+        settings: Any,
+        num_hosts: int,
+        num_workers_per_host: int,
+        params: BaseParams,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(num_hosts * num_workers_per_host, params, labels)
         self._timeout_s = settings.placement_group_timeout_s
         self._hosts, self._per_host = num_hosts, num_workers_per_host
 

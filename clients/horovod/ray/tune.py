@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import os
 import shutil
 import sys
@@ -25,18 +26,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
 import ray.tune
 from ray.exceptions import RayActorError
-from ray.tune.result import DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
+from ray.tune.result import DEFAULT_METRIC, DONE, RESULT_DUPLICATE, SHOULD_CHECKPOINT
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS
 from horovod.launch.job_environment import of_driver
-from horovod.ray.adapter import BaseParams
 from horovod.ray.callbacks import queue_here
+from horovod.ray.checks import check_callable
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import enter
 
@@ -55,25 +57,26 @@ def trainable(
     use_gpu: bool = False,
     gpus_per_worker: int | None = None,
     settings: Any = None,
+    resources_per_worker: Mapping[str, float] | None = None,
 ) -> Any:
     """What ray.tune.Tuner takes: each trial calls `train(config)` on `num_workers` ranks.
 
         >>> tuner = ray.tune.Tuner(trainable(train, num_workers=2), param_space={"lr": ray.tune.choice([0.1, 0.01])})
 
-    cpus_per_worker, use_gpu, gpus_per_worker, settings: as of RayExecutor; Tune reserves them for each trial.
-    Settings of the environment (HOROVOD_*) are those of the process that calls this.
+    cpus_per_worker, use_gpu, gpus_per_worker, resources_per_worker, settings: as of RayExecutor; Tune reserves them for
+    each trial. A dict that rank 0's `train` returns is a last result, and a number is one by the name "_metric", as for
+    functions of Tune. Settings of the environment (HOROVOD_*) are those of the process that calls this.
     """
-    params = BaseParams(cpus_per_worker, use_gpu, gpus_per_worker)
-    resources = {"CPU": cpus_per_worker, "GPU": params.gpus}
-    bundle = {name: number for name, number in resources.items() if number}
+    check_callable("train", train)
+    given = RayExecutor.create_settings() if settings is None else settings
     workers: dict[str, Any] = {
         "num_workers": num_workers,
         "cpus_per_worker": cpus_per_worker,
         "use_gpu": use_gpu,
         "gpus_per_worker": gpus_per_worker,
+        "resources_per_worker": resources_per_worker,
     }
-    RayExecutor(settings, **workers)  # wrong arguments are told here, and not by each trial
-    given = settings or RayExecutor.create_settings()
+    bundle = RayExecutor(given, **workers).params.bundle()  # wrong arguments are told here, and not by each trial
     made_with = _Made(train, given, workers, of_driver(os.environ))
     made = type(getattr(train, "__name__", "train"), (_Trial,), {"made_with": made_with})
     # The trial itself takes nothing: it waits for its workers.
@@ -148,13 +151,29 @@ def _on_rank(train: Train, config: dict[str, Any], queue: Any, files: Files | No
     if of_ray is not None:
         of_ray._session = _Session()
     try:
-        train(config)
+        returned = train(config)
+        if _rank.queue is not None and returned is not None:
+            report(_last_result(returned))
     finally:
         if of_ray is not None:
             of_ray._session = None
         if _rank.folder is not None:
             _rank.folder.cleanup()
         _rank = None
+
+
+def _last_result(returned: Any) -> Mapping[str, Any]:
+    """What `train` has returned, as Tune takes it of its own functions."""
+    if isinstance(returned, Mapping):
+        return returned
+    if isinstance(returned, Number):
+        return {DEFAULT_METRIC: returned}
+    kind = "is a generator" if inspect.isgenerator(returned) else f"has returned {type(returned).__name__}"
+    sentence = (
+        f"The function of a trial {kind}. It must return a dict of metrics, a number or None. "
+        "horovod.ray.tune.report() tells results in between."
+    )
+    raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
 
 
 # -- in the process of a trial -----------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def one_node() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ray_ranks.INHERITED.items():
             patch.setenv(name, value)
-        size = {"num_cpus": 6, "num_gpus": 4}
+        size = {"num_cpus": 6, "num_gpus": 4, "resources": {"seat": ray_ranks.SEATS}, "labels": {"room": "large"}}
         context = started(lambda: ray.init("local", **size, include_dashboard=False, log_to_driver=False))
     yield context
     ray.shutdown()

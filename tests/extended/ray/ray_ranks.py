@@ -10,6 +10,7 @@ from typing import Any
 
 # What whoever has started the Ray of the tests had in its environment.
 INHERITED = {"HOROVOD_RANK": "7", "HOROVOD_FUSION_THRESHOLD": "4096", "OMPI_COMM_WORLD_RANK": "5", "SLURM_PROCID": "3"}
+SEATS = 3.0  # a resource of the node beside processors and GPUs
 VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_", "CUDA_VISIBLE_DEVICES", "OWN_")
 
 

@@ -115,7 +115,7 @@ def test_survivors_go_on_in_their_actors_and_a_host_comes_back_after_its_cooldow
 
 
 def test_a_spare_takes_the_place_and_the_reset_limit_ends_the_job(
-    elastic: Callable[..., RayExecutor], tmp_path: Path
+    elastic: Callable[..., RayExecutor], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     executor = elastic({"host-1": 1, "host-2": 1, "host-3": 1}, min_workers=1, max_workers=2, reset_limit=1, spares=1)
     killed: list[Logged] = []
@@ -137,6 +137,9 @@ def test_a_spare_takes_the_place_and_the_reset_limit_ends_the_job(
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RESET_LIMIT, *facts)) as raised:
         training.run()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    (where,) = raised.value.__cause__.__notes__
+    assert re.search(r'File ".*ray_ranks.py", line \d+, in fail', where)
+    assert where in caplog.text
     assert killed[1]["size"] == 2, "the spare was in the next world"
     executor.shutdown()
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.WORKERS_NOT_STARTED, "start()")):

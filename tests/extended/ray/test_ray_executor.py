@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 import ray_ranks
 from error_codes import ends_with
+from ray.exceptions import RayActorError
 from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from resources import eventually
@@ -85,6 +89,66 @@ def test_too_few_resources(executor: Make) -> None:
     assert not hasattr(running, "adapter")
     # Ray removes a group a moment after it was asked to.
     assert eventually(lambda: states().count("REMOVED") >= 1 and "PENDING" not in states())
+
+
+def is_free() -> bool:
+    """Nothing holds a seat: the workers and the placement group of an executor that had seats are gone."""
+    return bool(ray.available_resources().get("seat") == ray_ranks.SEATS)
+
+
+def test_a_block_starts_and_ends_workers_that_have_what_they_ask_for(executor: Make) -> None:
+    needs = {"resources_per_worker": {"seat": 1.5}, "label_selector": {"room": "in(large,huge)"}}
+    with executor(num_workers=2, **needs) as running:
+        assert [one["rank"] for one in running.run(ray_ranks.place)] == [0, 1]
+        assert not is_free()
+        assert {one["seat"] for one in running.run(lambda: ray.get_runtime_context().get_assigned_resources())} == {1.5}
+    assert eventually(is_free)
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.WORKERS_NOT_STARTED)):
+        running.run(ray_ranks.place)
+    seats = executor(num_workers=4, resources_per_worker={"seat": 1}, placement_group_timeout_s=0.2)
+    with pytest.raises(TimeoutError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, "4 seat", "1 seat missing")):
+        seats.start()
+    labelled = executor(num_workers=1, label_selector={"room": "small"}, placement_group_timeout_s=0.2)
+    with pytest.raises(TimeoutError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, "room=small")):
+        labelled.start()
+
+
+def test_workers_end_with_an_executor_that_nobody_holds() -> None:
+    def started() -> list[Any]:
+        settings = RayExecutor.create_settings(timeout_s=120, placement_group_timeout_s=120)
+        running = RayExecutor(settings, num_workers=2, resources_per_worker={"seat": 1.5})
+        running.start()
+        return running.run_remote(ray_ranks.place)
+
+    refs = started()
+    gc.collect()
+    assert [one["rank"] for one in ray.get(refs)] == [0, 1], "not before it has ended"
+    assert eventually(is_free)
+
+
+def test_a_lost_worker_is_a_failure_of_which_there_may_be_some(executor: Make, tmp_path: Path) -> None:
+    def train(dies: int) -> tuple[int, str]:
+        """Rank 1 dies in the first calls."""
+        place = ray_ranks.place()
+        lives = len(list(tmp_path.glob("life-*")))
+        ray_ranks.allreduce("counted")
+        if place["rank"] == 1 and lives < dies:
+            (tmp_path / f"life-{lives}").touch()
+            ray_ranks.kill()
+        ray_ranks.allreduce("trained")
+        return place["pid"], os.environ["OWN_VARIABLE"]
+
+    running = executor(num_workers=2, max_failures=2)
+    running.start(extra_env_vars={"OWN_VARIABLE": "kept"})
+    before = running.run(os.getpid)
+    results = running.run(train, args=[2])
+    assert [own for _, own in results] == ["kept", "kept"]
+    assert {pid for pid, _ in results}.isdisjoint(before)
+    with pytest.raises(ZeroDivisionError):  # what the function raises, it raises again
+        running.run(ray_ranks.fail)
+    with pytest.raises(RayActorError):
+        running.run(train, args=[9])
+    assert len(list(tmp_path.glob("life-*"))) == 5
 
 
 def test_the_placement_group_of_the_caller() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from error_codes import ends_with
@@ -12,7 +14,7 @@ pytest.importorskip("ray")
 from horovod.base.errors import LaunchCode, SettingCode
 from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
-from horovod.ray import BaseHorovodWorker, RayExecutor, ray_logger
+from horovod.ray import BaseHorovodWorker, ElasticRayExecutor, RayExecutor, ray_logger
 from horovod.ray.places import seated, visible_gpus
 from horovod.ray.resources import missing
 from horovod.ray.runner import Coordinator, MiniSettings
@@ -89,6 +91,16 @@ def test_what_is_missing(
         ({"num_workers": 1, "cpus_per_worker": 0}, ValueError, SettingCode.INVALID_SETTING),
         ({"num_workers": 1, "cpus_per_worker": -1, "use_gpu": True}, ValueError, SettingCode.INVALID_SETTING),
         ({"num_workers": 1, "spares": 1}, ValueError, LaunchCode.CONFLICTING_OPTIONS),
+        ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 0.5}, ValueError, SettingCode.INVALID_SETTING),
+        ({"num_workers": 1, "use_gpu": True, "gpus_per_worker": 1.5}, ValueError, SettingCode.INVALID_SETTING),
+        ({"num_workers": 1, "cpus_per_worker": "2"}, ValueError, SettingCode.INVALID_SETTING),
+        ({"num_workers": 1, "resources_per_worker": 5}, ValueError, SettingCode.INVALID_SETTING),
+        ({"num_workers": 1, "resources_per_worker": {"seat": 0}}, ValueError, SettingCode.INVALID_SETTING),
+        ({"num_workers": 1, "resources_per_worker": {"CPU": 2}}, ValueError, LaunchCode.CONFLICTING_OPTIONS),
+        ({"num_workers": 1, "label_selector": {"kind": 5}}, ValueError, SettingCode.INVALID_SETTING),
+        ({"min_workers": 1, "label_selector": {"kind": "big"}}, ValueError, LaunchCode.CONFLICTING_OPTIONS),
+        ({"num_workers": 1, "max_failures": -1}, ValueError, SettingCode.INVALID_SETTING),
+        ({"min_workers": 1, "max_failures": 1}, ValueError, LaunchCode.CONFLICTING_OPTIONS),
         ({"num_workers": 0}, ValueError, SettingCode.INVALID_SETTING),
         ({"num_hosts": 1, "num_workers_per_host": 1.5}, ValueError, SettingCode.INVALID_SETTING),
     ],
@@ -96,6 +108,38 @@ def test_what_is_missing(
 def test_arguments_that_make_no_sense(arguments: dict[str, object], kind: type[Exception], code: LaunchCode) -> None:
     with pytest.raises(kind, match=ends_with(code)):
         RayExecutor(SETTINGS, **arguments)  # type: ignore[arg-type]
+
+
+def test_calls_that_make_no_sense_are_refused_before_anything_starts() -> None:
+    elastic_settings = ElasticRayExecutor.create_settings()
+    fixed: Any = RayExecutor(SETTINGS, num_workers=1)
+    elastic: Any = ElasticRayExecutor(elastic_settings)
+    calls: dict[str, Callable[[], Any]] = {
+        "RayExecutor.create_settings": lambda: RayExecutor(None, num_workers=1),
+        "ElasticRayExecutor.create_settings": lambda: ElasticRayExecutor(SETTINGS),
+        "env_vars": lambda: ElasticRayExecutor(elastic_settings, env_vars=5),  # type: ignore[arg-type]
+        "not 5": lambda: fixed.run(5),
+        "not 6": lambda: fixed.run_remote(6),
+        "not 7": lambda: fixed.execute(7),
+        "not 8": lambda: fixed.execute_single(8),
+        "not 9": lambda: elastic.run(9),
+        "args": lambda: fixed.run(print, args=3),
+        "'data'": lambda: fixed.run_remote(print, args="data"),
+        "kwargs": lambda: fixed.run(print, kwargs=[1]),
+        "callbacks": lambda: fixed.run(print, callbacks=5),
+        "into a list": lambda: elastic.run(print, callbacks=print),
+        "callbacks[1]": lambda: fixed.execute(print, callbacks=[print, None]),
+        "executable_cls": lambda: fixed.start(3),
+        "executable_args": lambda: fixed.start(dict, 3),
+        "executable_kwargs": lambda: fixed.start(dict, None, 3),
+        "extra_env_vars": lambda: fixed.start(extra_env_vars="A=1"),
+    }
+    for fact, call in calls.items():
+        with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, fact)):
+            call()
+    with pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS, "executable_cls")):
+        fixed.start(executable_args=[1])
+    assert not hasattr(fixed, "adapter")
 
 
 def test_arguments_that_count_for_elastic_jobs_alone() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from error_codes import ends_with
 from ray.util.placement_group import placement_group_table
 from resources import eventually
 
-from horovod.base.errors import LaunchCode
+from horovod.base.errors import LaunchCode, SettingCode
 
 pytestmark = [
     pytest.mark.usefixtures("one_node"),
@@ -132,6 +133,32 @@ def test_trials_side_by_side_that_fail_and_are_stopped(tmp_path: Path) -> None:
     coordinators = [path.name.partition(".coordinator-")[2] for path in tmp_path.glob("*.coordinator-*")]
     assert len(coordinators) == len(set(coordinators)) == 5, "each run of a trial has its own"
     assert eventually(nothing_is_left)
+
+
+def test_what_a_trial_returns_is_its_last_result(tmp_path: Path) -> None:
+    from horovod.ray.tune import trainable
+
+    def train(config: Mapping[str, Any]) -> Any:
+        from horovod.common import basics as hvd
+        from horovod.ray import tune
+
+        hvd.init()
+        if config["way"] == "dict":
+            tune.report({"score": 1})
+        ways = {"dict": {"score": 7, "rank": hvd.rank()}, "number": 5, "none": None, "wrong": [1]}
+        return ways[config["way"]]
+
+    tuner = ray.tune.Tuner(
+        trainable(train, num_workers=1),
+        param_space={"way": ray.tune.grid_search(["dict", "number", "none", "wrong"])},
+        run_config=ray.tune.RunConfig(storage_path=str(tmp_path), verbose=0),
+    )
+    results = {result.config["way"]: result for result in tuner.fit()}
+    assert (results["dict"].metrics["score"], results["dict"].metrics["rank"]) == (7, 0)
+    assert results["dict"].metrics["training_iteration"] == 2
+    assert results["number"].metrics["_metric"] == 5
+    assert results["none"].error is None
+    assert re.search(ends_with(SettingCode.INVALID_SETTING, "list"), str(results["wrong"].error), re.MULTILINE)
 
 
 def test_the_next_rank_removes_the_folder_of_a_killed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
