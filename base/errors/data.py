@@ -23,6 +23,10 @@ class DataCode(ErrorCode):
         "null-value",
         "A column that is read has a row without a value. Fill or drop such rows before the data is written.",
     )
+    NOT_FINITE = (
+        "not-finite",
+        "A column to train on has NaN or an infinity, which would make all weights NaN. Replace or drop such rows.",
+    )
     DIFFERENT_SHAPES = (
         "different-shapes",
         "Lists or vectors of one column have unlike sizes. Make them alike before the data is written.",
@@ -34,7 +38,7 @@ class DataCode(ErrorCode):
     )
     INVALID_BATCH = (
         "invalid-batch",
-        "A transformation_fn returned something that is no batch. Return what it got, changed.",
+        "A transformation_fn failed, or returned something that is no batch. Return what it got, changed.",
     )
     DATA_STORE_FAILED = (
         "data-store-failed",

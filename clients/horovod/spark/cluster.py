@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from horovod.spark.failures import said, unusable_context
+from horovod.spark.slots import Slots, slots_of
 from horovod.spark.task.attend import Order, attended
 
 _OF_EXECUTORS = "spark.executorEnv."  # the configuration of variables of executors
@@ -24,6 +25,9 @@ class Cluster(Protocol):
     @property
     def reached_at(self) -> str | None:
         """The address of the driver for executors; None: they are on its host."""
+
+    def slots(self) -> Slots | None:
+        """How many tasks can run at the same time; None: not known."""
 
     def run(self, order: Order, count: int, together: bool) -> bool:
         """Runs so many tasks; raises what Spark does. together: all at the same time. True: all tasks have ended well;
@@ -71,6 +75,15 @@ class SparkCluster:
     def reached_at(self) -> str | None:
         master = str(self._context.master)
         return None if master.startswith("local") else str(self._conf.get("spark.driver.host")).strip("[]")
+
+    def slots(self) -> Slots:
+        try:
+            java = self._context._jsc.sc()
+            profile = java.resourceProfileManager().defaultResourceProfile()
+            now = int(java.maxNumConcurrentTasks(profile))
+        except Exception:  # not part of the public API of Spark, or the context is stopped
+            now = None
+        return slots_of(str(self._context.master), dict(self._conf.getAll()), now)
 
     def run(self, order: Order, count: int, together: bool) -> bool:
         context = self._context

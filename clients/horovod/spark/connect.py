@@ -93,6 +93,9 @@ class _Inside:
         self.reached_at = None if len(set(addresses)) == 1 else addresses[0].rpartition(":")[0].strip("[]")
         self._has_told = False
 
+    def slots(self) -> None:
+        """The tasks are there."""
+
     def run(self, order: Order, count: int, together: bool) -> bool:
         self.tell(base64.b64encode(pickle.dumps(order)).decode())
         attend(order, 0)

@@ -48,11 +48,13 @@ from horovod.spark.failures import (
     short,
 )
 from horovod.spark.fixed import FixedSize
+from horovod.spark.slots import BEGINNING, still_waiting
 from horovod.spark.task.attend import Order
 from horovod.spark.task.messages import End, Finish, Signal, Start
 from horovod.worker.agent.output import Console
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
+_TELL_S = 10.0  # between two looks at how many tasks have come
 _LOOK_S = 0.2  # between two looks at what no event tells
 _VICTIMS_S = 5.0  # how long the cause of a failure is waited for, where only its victims have failed
 _ENDING_S = 20.0  # for processes that are told to end: more than a task takes to kill its own
@@ -250,17 +252,33 @@ class Job:
                 return self._fixed.has_begun
             return self._tasks.most >= request.elastic.fewest or self._elastic.has_failed
 
-        if not self._wait(begun, request.start_timeout_s):
-            needed = request.size if request.elastic is None else request.elastic.fewest
+        needed = request.size if request.elastic is None else request.elastic.fewest
+        if not self._wait_for_tasks(begun, needed):
             sentence = (
-                "Timed out waiting for Spark tasks to start. Please check that you have enough resources to run all "
-                "processes: each is one task of Spark, of spark.task.cpus cores. "
-                f"{len(self._tasks.running)} of {needed} tasks were there after {request.start_timeout_s:g} s. "
-                "Where executors come on demand, give a longer start_timeout."
+                f"{BEGINNING} Please check that you have enough resources to run all processes: each is one task of "
+                f"Spark, of spark.task.cpus cores. {self._there(needed, request.start_timeout_s)} Where executors come "
+                "on demand, give a longer start_timeout."
             )
             raise TimeoutException(coded(LaunchCode.TOO_FEW_RESOURCES, sentence))
         if request.elastic is None:
             self._check()
+
+    def _wait_for_tasks(self, begun: Callable[[], bool], needed: int) -> bool:
+        """False when the time is up. A user who waits is told for how many tasks, when that has changed."""
+        waited_s, told = 0.0, ""
+        while waited_s < (limit_s := self._request.start_timeout_s):
+            step = min(_TELL_S, limit_s - waited_s)
+            if self._wait(begun, step):
+                return True
+            waited_s += step
+            found = self._there(needed, waited_s)
+            if self._request.verbose and waited_s < limit_s and found.partition(" s.")[2] != told:
+                told = found.partition(" s.")[2]
+                self._console.note(f"horovod.spark: {found}")
+        return False
+
+    def _there(self, needed: int, seconds: float) -> str:
+        return still_waiting(len(self._tasks.running), needed, seconds, self._cluster.slots())
 
     def _wait_elastic(self, elastic: Elastic) -> None:
         """Until its work is done. RuntimeError when it can't be any more."""

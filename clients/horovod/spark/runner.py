@@ -11,13 +11,16 @@ from typing import Any
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.launch.task import packed
+from horovod.runner.common.util.timeout import TimeoutException
 from horovod.runner.elastic import driver
 from horovod.spark.cluster import SparkCluster, why_unusable
 from horovod.spark.job import ElasticSizes, Request, run_request
+from horovod.spark.slots import never_enough
 
 __all__ = ["run", "run_elastic"]
 
 _log = logging.getLogger("horovod.spark")
+_DEFAULT_SIZE = "num_proc (by default spark.default.parallelism)"
 
 
 def run(
@@ -52,13 +55,15 @@ def run(
 
     Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process
     fails; the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when
-    there are too few slots.
+    there are too few slots: at once if there will never be more, else after start_timeout.
     """
     _check_controller(use_mpi, use_gloo, extra_mpi_args)
     _check_call(fn, stdout, stderr, verbose)
     session = _connected()
     cluster = _cluster() if session is None else None
     size = _count(num_proc, "num_proc", cluster.parallelism if cluster is not None else None)
+    if cluster is not None:
+        check_slots(size, "num_proc" if num_proc is not None else _DEFAULT_SIZE, cluster)
     if verbose and num_proc is None:
         _log.info("Running %d processes (spark.default.parallelism).", size)
     request = Request(
@@ -124,6 +129,7 @@ def run_elastic(
         numbers = f"{fewest}, {size} and {most}"
         sentence = f"min_num_proc must be at most num_proc, and that at most max_num_proc; they are {numbers}."
         raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
+    check_slots(fewest, "min_num_proc" if min_num_proc is not None else "num_proc", cluster)
     if reset_limit is not None and not (type(reset_limit) is int and reset_limit >= 0):
         sentence = f"reset_limit must be an integer of at least 0, not {reset_limit!r}."
         raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
@@ -179,6 +185,18 @@ def _cluster() -> SparkCluster:
     if unusable := why_unusable(context):
         raise RuntimeError(unusable)
     return SparkCluster(context)
+
+
+def check_slots(wanted: int, what: str, cluster: SparkCluster) -> None:
+    """TimeoutException if the application can never run so many tasks at the same time. what: asks for them."""
+    if sentence := never_enough(wanted, what, cluster.slots()):
+        raise TimeoutException(sentence)
+
+
+def check_backend(num_proc: int) -> None:
+    """The same for an estimator, before it writes data."""
+    if _connected() is None:
+        check_slots(num_proc, "num_proc", _cluster())
 
 
 def _check_controller(use_mpi: bool | None, use_gloo: bool | None, extra_mpi_args: str | None) -> None:

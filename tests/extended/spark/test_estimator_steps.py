@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from horovod.spark.common.datamodule import NVTabularDataModule
 from horovod.spark.common.devices import same_devices
 from horovod.spark.common.serialization import decode, encode
 from horovod.spark.common.steps import Epoch
+from horovod.spark.common.store import FilesystemStore, Store
 from horovod.spark.common.transformation import Transformation
 from horovod.spark.keras import KerasEstimator, KerasModel
 from horovod.spark.keras.datamodule import PetastormDataModule
@@ -210,6 +213,26 @@ def test_a_keras_estimator_refuses_likewise() -> None:
         KerasEstimator(**arguments, model=torch.nn.Linear(1, 1))._check_params(None)
     with pytest.raises(NotImplementedError, match=ends_with(DataCode.MISSING_DATA_PACKAGE, "NVTabular")):
         KerasEstimator(**arguments, model="x", data_module=NVTabularDataModule)._check_params(None)
+
+
+@pytest.mark.parametrize("where", ["prefix_path", "runs_path"])
+def test_a_store_that_can_not_be_written_is_found_before_anything_is_computed(tmp_path: Path, where: str) -> None:
+    (file := tmp_path / "file").touch()
+    store = Store.create(**{"prefix_path": str(tmp_path), where: str(file / "folder")})
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    columns = {"feature_cols": ["x"], "label_cols": ["y"]}
+    made = TorchEstimator(model=model, optimizer=optimizer, loss=F.mse_loss, store=store, **columns)
+    for fit in (lambda: made.fit(MagicMock(columns=["x", "y"])), made.fit_on_parquet):
+        with pytest.raises(OSError, match=ends_with(DataCode.DATA_STORE_FAILED, "file/folder", "Not a directory")):
+            fit()
+
+
+def test_a_store_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
+    for url in (str(tmp_path), "memory://writable"):
+        store = FilesystemStore(url)
+        store.check_writable(True)
+        assert not store.fs.find(store.get_localized_path(store.prefix_path))
 
 
 def test_ranks_train_on_devices_of_one_kind() -> None:

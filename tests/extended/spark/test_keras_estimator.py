@@ -204,6 +204,24 @@ def squared(label: Any, prediction: Any) -> Any:
     return keras.ops.mean(keras.ops.square(label - prediction), axis=-1)
 
 
+def tenfold(frame: Any) -> Any:
+    frame["features"] = frame["features"] * 10
+    return frame
+
+
+def test_losses_and_metrics_of_ones_own_need_custom_objects(estimator: Callable[..., KerasEstimator]) -> None:
+    """The model is saved with them at the end of the training, when it would be too late."""
+    own = {"squared": squared}
+    for changed, facts in (
+        ({"loss": squared}, ["loss", "custom_objects={'squared': squared}"]),
+        ({"metrics": [["mae", squared]]}, ["metrics", "custom_objects={'squared': squared}"]),
+        ({"loss": lambda label, prediction: prediction, "custom_objects": own}, ["loss", "lambda"]),
+    ):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, *facts)):
+            estimator(**changed)._check_params(None)
+    estimator(loss=[squared], metrics=[["mae", squared]], custom_objects=own)._check_params(None)
+
+
 def test_several_inputs_labels_and_all_that_is_optional(
     df: Any, estimator: Callable[..., KerasEstimator], tmp_path: Path
 ) -> None:
@@ -234,12 +252,18 @@ def test_several_inputs_labels_and_all_that_is_optional(
     )
     with pytest.raises(ValueError, match=ends_with(DataCode.DIFFERENT_SHAPES, "kind", "label_shapes")):
         made.fit(df, {made.label_shapes: None})
-    model = made.fit(df)
+    with pytest.raises(
+        ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "custom_objects={'Doubled': Doubled}")
+    ):
+        made.fit(df, {made.custom_objects: {"squared": squared}})  # ranks have not registered it
+    model = made.setTransformationFn(tenfold).fit(df)
     assert {"loss", "a_mae", "b_accuracy", "val_loss"} <= set(model.getHistory())
     model.setOutputCols(["one", "two"]).write().overwrite().save(str(tmp_path / "model"))
     loaded = KerasModel.load(str(tmp_path / "model"))
     rows = [one.transform(df).orderBy("label").first() for one in (model, loaded)]
     assert rows[0] == rows[1]
+    inputs = {"pair": np.array([rows[0].pair])[..., None], "features": rows[0].features.toArray()[None] * 10}
+    assert rows[0].one == pytest.approx(np.asarray(model.getModel().predict_on_batch(inputs)[0]).item(), rel=1e-5)
     assert isinstance(rows[0].two, DenseVector)
     assert rows[0].two.toArray().sum() == pytest.approx(1.0, abs=1e-5)
 

@@ -185,8 +185,12 @@ def test_a_plain_module_and_all_that_is_optional(
         train_async_data_loader_queue_size=2,
         terminate_on_nan=True,
         trainer_args={"gradient_clip_val": 1.0},
+        transformation_fn=lambda row: {**row, "features": row["features"] * 10, "label": row["label"] + 1},
     )
     fitted = made.fit(df)
+    row = fitted.transform(df.drop("label")).first()
+    changed = torch.tensor([row.features.toArray() * 10], dtype=torch.float32)
+    assert row.label__output == pytest.approx(fitted.getModel()(changed).item(), rel=1e-5)
     assert set(fitted.getHistory()[0]) == {"epoch", "train_loss", "val_loss"}
     assert fitted.getOptimizer().param_groups[0]["lr"] == pytest.approx(0.01)
     fitted.write().overwrite().save(str(tmp_path / "model"))

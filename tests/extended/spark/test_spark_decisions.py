@@ -19,7 +19,7 @@ from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
 from horovod.spark.cluster import SparkCluster, why_unusable
-from horovod.spark.common.data_files import is_without_file_system, task_failed
+from horovod.spark.common.data_files import is_without_file_system, refused_by_file_system, task_failed
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
 from horovod.spark.failures import (
     Failure,
@@ -33,6 +33,7 @@ from horovod.spark.failures import (
     sentence_of,
 )
 from horovod.spark.fixed import FixedSize
+from horovod.spark.slots import never_enough, slots_of, still_waiting
 from horovod.spark.task import messages
 from horovod.spark.task.attend import Order, Output, environment, unreachable
 from horovod.worker.agent.output import QUEUE_LIMIT_BYTES
@@ -116,6 +117,58 @@ def test_tasks_begin_together(allocation: str, together: bool) -> None:
     assert cluster.environ == {"NAME": "value"}
     cluster.run(Order("h:1", "token", "", None, 20), 2, together=True)
     assert context.parallelize.return_value.barrier.called == together
+
+
+GPUS = {"spark.task.resource.gpu.amount": "0.5", "spark.executor.resource.gpu.amount": "1"}
+DYNAMIC = {"spark.dynamicAllocation.enabled": "true"}
+FOUR = {"spark.executor.instances": "3", "spark.executor.cores": "4"}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "now", "most"),
+    [
+        ("local[4]", {}, 4, 4),
+        ("local[*, 2]", {"spark.task.cpus": "2"}, 1, 1),
+        ("local-cluster[2,5,1024]", {"spark.task.cpus": "2"}, 0, 4),
+        ("yarn", FOUR, 0, 12),
+        ("yarn", FOUR | GPUS, 0, 6),
+        ("yarn", FOUR | DYNAMIC, 4, None),
+        ("yarn", FOUR | DYNAMIC | {"spark.dynamicAllocation.maxExecutors": "9"}, 4, 36),
+        ("k8s://https://api:6443", {}, 0, 2),
+        ("spark://head:7077", FOUR, 8, None),
+        ("spark://head:7077", {"spark.cores.max": "8", "spark.task.cpus": "3"}, 0, 2),
+        ("elsewhere://", FOUR, 1, None),
+        ("local[2]", {}, None, None),
+    ],
+)
+def test_how_many_tasks_spark_can_run(master: str, settings: dict[str, str], now: int | None, most: int | None) -> None:
+    slots = slots_of(master, settings, now)
+    assert slots.most == most
+    assert never_enough(most or 1, "num_proc", slots) == ""
+    if most is None:
+        assert never_enough(1000, "num_proc", slots) == ""
+        return
+    sentence = never_enough(most + 1, "num_proc (the default)", slots)
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, master, f"num_proc={most} or less")):
+        raise RuntimeError(sentence)
+    assert sentence.startswith("Timed out waiting for Spark tasks to start.")
+
+
+def test_what_is_told_of_tasks_that_are_waited_for() -> None:
+    assert still_waiting(2, 8, 10, slots_of("yarn", {"spark.task.cpus": "2"}, 4)).endswith(
+        "2 of 8 tasks were there after 10 s. Spark has 4 slots now, of 2 cores each (spark.task.cpus)."
+    )
+    assert "other jobs" in still_waiting(0, 8, 10, slots_of("yarn", {}, 8))
+    assert still_waiting(0, 8, 10, None) == "0 of 8 tasks were there after 10 s."
+
+
+def test_why_a_file_system_refuses() -> None:
+    spark = "An error occurred while calling o1.\n: org.apache.spark.SparkException: Job aborted.\n\tat a.b(C.java:1)"
+    hadoop = "Caused by: org.apache.hadoop.security.AccessControlException: Permission denied: user=me, access=WRITE"
+    assert refused_by_file_system(f"{spark}\n{hadoop}\n\tat x") == "Permission denied: user=me, access=WRITE"
+    local = ": java.io.IOException: Mkdirs failed to create file:/proc/x (exists=false, cwd=file:/)"
+    assert refused_by_file_system(local).startswith("Mkdirs failed to create file:/proc/x")
+    assert refused_by_file_system(f"{spark}\nZeroDivisionError: division by zero") == ""
 
 
 def context_of(master: str, settings: dict[str, str]) -> Any:

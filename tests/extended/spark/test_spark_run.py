@@ -20,7 +20,9 @@ from resources import eventually
 
 import horovod.spark
 from horovod.base.errors import LaunchCode, SettingCode
+from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark import conf, job
+from horovod.spark.common.backend import SparkBackend
 
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
 pytestmark = pytest.mark.timeout(600)
@@ -115,11 +117,23 @@ def test_a_result_that_can_not_be_sent() -> None:
         run(locked, num_proc=1)
 
 
-def test_too_few_slots(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_slots_for_ever() -> None:
+    """The number of slots of this Spark is final, so nothing is waited for."""
+    for call in (
+        lambda: run(spark_ranks.place, num_proc=8),
+        lambda: horovod.spark.run_elastic(spark_ranks.place, num_proc=8),
+        lambda: SparkBackend(8).check(),
+    ):
+        facts = "Timed out waiting for Spark tasks to start.", "num_proc asks for 8 tasks", "has 3 slots", "num_proc=3"
+        with pytest.raises(TimeoutException, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, *facts)):
+            call()
+
+
+def test_slots_that_come_too_late(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The time is up before Spark has got the job, which it must not begin later."""
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "0.001")
-    with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES)) as raised:
-        run(None, num_proc=4)
+    with pytest.raises(Exception, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, "3 slots now")) as raised:
+        run(None, num_proc=3)
     assert str(raised.value).startswith("Timed out waiting for Spark tasks to start.")
     assert not any(thread.name.startswith("horovod-spark") for thread in threading.enumerate())
     assert eventually(lambda: not spark.statusTracker().getActiveJobsIds())

@@ -284,6 +284,7 @@ class TwoHeads(torch.nn.Module):
 def double(frame: Any) -> Any:
     frame["label"] = frame["label"] * 2
     frame["number"] = [[value, value + 1] for value in frame["number"]]
+    frame["features"] = frame["features"] * 10
     return frame
 
 
@@ -317,10 +318,11 @@ def test_several_inputs_labels_and_all_that_is_optional(df: Any, estimator: Call
     (record,) = model.getHistory()
     assert set(record) == {"epoch", "train", "validation"}
     assert len(record["validation"]["all_metrics"]) == 1
-    result = model.setOutputCols(["one", "two"]).transform(df.select("features", "pair"))
+    result = model.setOutputCols(["one", "two"]).transform(df.select("features", "pair"))  # without labels
     row = result.first()
-    assert isinstance(row.one, float)
     assert row.two.size == 2
+    changed = torch.tensor([row.features.toArray() * 10], dtype=torch.float32)
+    assert row.one == pytest.approx(model.getModel().one(changed).item(), rel=1e-5)
 
 
 def test_fits_on_parquet_and_only_on_what_fits(
@@ -401,42 +403,3 @@ def test_data_are_split_and_stored_exactly(spark: Any, df: Any, tmp_path: Path) 
     with pytest.raises(ValueError, match=ends_with(DataCode.UNSUPPORTED_COLUMN, "words")):
         util._get_col_info(frame)
     assert frame.schema["x"].dataType == FloatType()
-
-
-class Sums(torch.nn.Module):
-    def forward(self, lists: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
-        assert lists.ndim == 3
-        return lists.sum((1, 2)).to(number.dtype) + number
-
-
-def test_predictions_have_the_types_of_labels_and_no_rows_without_values(spark: Any) -> None:  # noqa: F811
-    cloudpickle.register_pickle_by_value(__import__(__name__))
-    rows = spark.range(0, 6, 1, 4).filter("id < 2")  # some partitions are empty
-    labels = {"integer": "1", "single": "1f", "decimal": "1.5BD", "text": "'a'", "list": "array(1f)"}
-    columns = {"lists": "array(array(1BD, 2BD), array(3BD, 4BD))", "number": "id", **labels}
-
-    def select(**changed: str) -> Any:
-        return rows.selectExpr(*(f"{value} AS {name}" for name, value in {**columns, **changed}.items()))
-
-    def model(label: str) -> TorchModel:
-        known = {label: {"prediction": (1, False)}}  # one whole number, as training has seen
-        return TorchModel(model=Sums(), feature_columns=["lists", "number"], label_columns=[label], _metadata=known)
-
-    frame = select()
-    for label in labels:
-        frame = model(label).transform(frame)
-    found = {name: frame.schema[f"{name}__output"].dataType.simpleString() for name in labels}
-    assert found == {"integer": "int", "single": "float", "decimal": "double", "text": "double", "list": "double"}
-    assert sorted(row.integer__output for row in frame.collect()) == [10, 11]
-
-    with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "number")):
-        model("text").setOutputCols(["number"]).transform(select())
-    without, unlike = "IF(id = 1, NULL, id)", "IF(id = 1, array(array(1f)), array(array(1f), array(2f)))"
-    without_one = "array(array(1f), array(IF(id = 1, NULL, 1f)))"
-    for frame, code in (
-        (select(number=without), DataCode.NULL_VALUE),
-        (select(lists=without_one), DataCode.NULL_VALUE),
-        (select(lists=unlike), DataCode.DIFFERENT_SHAPES),
-    ):
-        with pytest.raises(Exception, match=re.escape(f"[{code}]")):
-            model("text").transform(frame.coalesce(1)).collect()

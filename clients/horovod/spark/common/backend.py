@@ -42,6 +42,12 @@ class SparkBackend(Backend):
         self._env = env
         self._kwargs = kwargs
 
+    def check(self) -> None:
+        """TimeoutException if Spark can never run so many tasks at the same time."""
+        from horovod.spark.runner import check_backend
+
+        check_backend(self._num_proc)
+
     def run(
         self,
         fn: Callable[..., Any],

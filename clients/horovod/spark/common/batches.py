@@ -14,7 +14,28 @@ from horovod.data.parquet.reader import ParquetReader
 from horovod.spark.common import constants
 from horovod.spark.common.params import refused
 from horovod.spark.common.steps import Epoch
-from horovod.spark.common.transformation import Batch, Transformation
+from horovod.spark.common.transformation import Batch, Look, Transformation
+
+
+@dataclass(frozen=True)
+class FiniteColumns:
+    """Columns of batches that may have neither NaN nor an infinity. columns: None for all but those of `others`."""
+
+    columns: tuple[str, ...] | None
+    others: tuple[str, ...]
+
+    def check(self, batch: Batch, rank: int) -> None:
+        """ValueError for a batch, as the model gets it, in which such a column has one."""
+        for name, array in batch.items():
+            is_meant = name not in self.others if self.columns is None else name in self.columns
+            if is_meant and array.dtype.kind == "f" and not (is_finite := np.isfinite(array)).all():
+                rows = int((~is_finite.reshape(len(array), -1).all(1)).sum())
+                raise refused(
+                    f"rank {rank} has read a batch in which {rows} of {len(array)} rows have NaN or an infinity in the "
+                    f"column {name!r}. Replace them, or drop such rows before. If the model is made for such values, "
+                    f"say so with transformation_edit_fields=[({name!r}, None, None, True)].",
+                    DataCode.NOT_FINITE,
+                )
 
 
 @dataclass(frozen=True)
@@ -22,6 +43,7 @@ class Source:
     """Data in a store, and how they are read; sent to the ranks.
 
     steps: of an epoch; None: until each row was used. sparse: sizes of the columns that are stored as sparse ones.
+    finite: what is to be looked for in each batch; None: Spark has looked at all rows.
     """
 
     path: str
@@ -35,7 +57,13 @@ class Source:
     cache: bool
     sparse: dict[str, int]
     transformation: Transformation | None
+    finite: FiniteColumns | None = None
     storage_options: dict[str, Any] | None = None
+
+    @property
+    def looks(self) -> dict[str, Look]:
+        """How columns looked before a transformation_fn has changed them; {} without one, or before the first batch."""
+        return self.transformation.seen if self.transformation is not None else {}
 
     def steps_in_epoch(self, size: int) -> int:
         return self.steps or Epoch(self.total, size, self.batch_size).steps
@@ -86,6 +114,12 @@ class Batches:
         With a given number of steps, an epoch goes on in the data where the one before has ended. Either way its
         batches depend on its number alone: an epoch that is read again, or first by a run that is resumed, is the same.
         """
+        for batch, rows, scale in self._of_epoch(epoch):
+            if self._source.finite is not None:
+                self._source.finite.check(batch, self._rank)
+            yield batch, rows, scale
+
+    def _of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
         if self._source.steps is not None:
             first = epoch * self.steps
             stream = self._from(first)
@@ -114,17 +148,6 @@ class Batches:
 
 def _rows(batch: Batch) -> int:
     return len(next(iter(batch.values()), ()))
-
-
-def columns_of(batch: Batch, names: Sequence[str]) -> list[np.ndarray]:
-    """These columns of a batch. ValueError if a transformation_fn has not left one of them."""
-    missing = [name for name in names if name not in batch]
-    if missing:
-        raise refused(
-            f"transformation_fn has left no column {', '.join(map(repr, missing))} in a batch, but {list(batch)}.",
-            DataCode.MISSING_COLUMN,
-        )
-    return [batch[name] for name in names]
 
 
 def share_of_validation(source: Source, rank: int, size: int) -> tuple[int, int]:

@@ -8,9 +8,9 @@ custom_sparse_format   a vector as [n, n indices, n values, zeros], 1 + 2 * max_
 
 from __future__ import annotations
 
-import operator
+import dataclasses
+import math
 from collections.abc import Iterable
-from functools import reduce
 from typing import Any, Final
 
 from pyspark.ml.functions import vector_to_array
@@ -62,20 +62,40 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
     Raises:
         ValueError: lists or vectors of one column have different lengths, or a type is none that can be trained on.
     """
+    found = facts_of(df)
+    return found.types, found.shapes, found.max_sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """What one pass over a DataFrame has found of its columns. The first three are those of `col_info`.
+
+    not_finite: how many rows have NaN or an infinity, of the columns that have such rows.
+    """
+
+    types: dict[str, set[type]] = dataclasses.field(default_factory=dict)
+    shapes: dict[str, int] = dataclasses.field(default_factory=dict)
+    max_sizes: dict[str, int] = dataclasses.field(default_factory=dict)
+    not_finite: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def facts_of(df: DataFrame) -> Facts:
+    """ValueError as `col_info`."""
     if not df.columns:
-        return {}, {}, {}
+        return Facts()
     fields = {field.name: field.dataType for field in df.schema.fields}
     questions: list[Column] = []
     for place, (name, kind) in enumerate(fields.items()):
         questions += [answer.alias(f"{place}_{what}") for what, answer in _questions(name, kind).items()]
     row = df.agg(*questions).first()
     assert row is not None
-    types: dict[str, set[type]] = {}
-    shapes: dict[str, int] = {}
-    max_sizes: dict[str, int] = {}
+    facts = Facts()
+    types, shapes, max_sizes = facts.types, facts.shapes, facts.max_sizes
     for place, (name, kind) in enumerate(fields.items()):
         answers = {what: row[f"{place}_{what}"] or 0 for what in _questions(name, kind)}
         types[name] = {type(None)} if answers["missing"] else set()
+        if answers.get("not_finite"):
+            facts.not_finite[name] = answers["not_finite"]
         if answers.get("least", 0) != answers.get("most", 0):
             raise different_lengths(name, answers["least"], answers["most"])
         shapes[name] = max_sizes[name] = answers.get("most", 1)
@@ -86,12 +106,14 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
         types[name] |= {SparseVector} if answers["sparse"] else set()
         if not answers["dense"] and answers["sparse"]:
             max_sizes[name] = answers["entries"]
-    return types, shapes, max_sizes
+    return facts
 
 
 def _questions(name: str, kind: DataType) -> dict[str, Column]:
     column = F.col(quoted(name))
     found = {"missing": F.count(F.when(missing(name, kind), 1)), "present": F.count(column)}
+    if (is_not_finite := _not_finite(name, kind)) is not None:
+        found["not_finite"] = F.count(F.when(is_not_finite, 1))
     if isinstance(kind, VectorUDT):
         vector = F.unwrap_udt(column)
         length = F.when(vector["type"] == _SPARSE, vector["size"]).otherwise(F.size(vector["values"]))
@@ -122,6 +144,22 @@ def missing(name: str, kind: DataType) -> Column:
     return found
 
 
+def _not_finite(name: str, kind: DataType) -> Column | None:
+    """Whether a row has NaN or an infinity in this column; None for a column that can't."""
+    column = F.col(quoted(name))
+    if isinstance(kind, VectorUDT):
+        return F.exists(F.unwrap_udt(column)["values"], _is_not_finite)
+    if not isinstance(kind, ArrayType):
+        return _is_not_finite(column) if isinstance(kind, (FloatType, DoubleType)) else None
+    while isinstance(kind.elementType, ArrayType):
+        column, kind = F.flatten(column), kind.elementType
+    return F.exists(column, _is_not_finite) if isinstance(kind.elementType, (FloatType, DoubleType)) else None
+
+
+def _is_not_finite(number: Column) -> Column:
+    return F.abs(number) >= F.lit(math.inf)  # NaN is above all other numbers for Spark
+
+
 def different_lengths(name: str, least: int, most: int) -> ValueError:
     """For a column of lists or vectors that are not all of one length."""
     return refused(
@@ -145,9 +183,10 @@ def _python_type(name: str, kind: DataType) -> type:
     )
 
 
-def metadata_of(df: DataFrame) -> Metadata:
-    """What is stored of each column, where sparse vectors stay sparse."""
-    types, shapes, max_sizes = col_info(df)
+def metadata_of(df: DataFrame, facts: Facts | None = None) -> Metadata:
+    """What is stored of each column, where sparse vectors stay sparse. facts: those of `df`, where they are known."""
+    facts = facts or facts_of(df)
+    types, shapes, max_sizes = facts.types, facts.shapes, facts.max_sizes
     metadata: Metadata = {}
     for field in df.schema.fields:
         found = types[field.name] - {type(None)}
@@ -177,20 +216,6 @@ def without_text(metadata: Metadata, columns: Iterable[str]) -> None:
                 "a stage of a Pipeline before the estimator.",
                 DataCode.UNSUPPORTED_COLUMN,
             )
-
-
-def without_missing(df: DataFrame, types: dict[str, set[type]], columns: Iterable[str]) -> None:
-    """ValueError if one of these columns has a row without a value."""
-    without = [name for name in columns if type(None) in types[name]]
-    if without:
-        kinds = {field.name: field.dataType for field in df.schema.fields}
-        count = df.filter(reduce(operator.or_, (missing(name, kinds[name]) for name in without))).count()
-        in_lists = " (or a list with a null)" if any(isinstance(kinds[name], ArrayType) for name in without) else ""
-        raise refused(
-            f"{count} rows have no value{in_lists} in {' or '.join(map(repr, without))}. Drop or fill them: "
-            "df.dropna() drops rows without a value.",
-            DataCode.NULL_VALUE,
-        )
 
 
 def stored(df: DataFrame, metadata: Metadata) -> DataFrame:

@@ -27,6 +27,11 @@ _TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
 _NO_FILE_SYSTEM: Final = re.compile(
     r"No FileSystem for scheme|ClassNotFoundException: Class [\w.$]*FileSystem[\w.$]* not found"
 )
+# What Java, Hadoop and object stores say when they refuse to write.
+_REFUSED: Final = re.compile(
+    r"AccessControlException|AccessDenied|Mkdirs failed|No space left on device|Permission denied|Read-only file system"
+)
+_CLASSES: Final = re.compile(r"^(?:Caused by: |: )?(?:\(?(?:[\w$]+\.)+[\w$]+(?:: |\) ))*")  # names of exceptions
 _RAISED: Final = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE)
 
 
@@ -61,6 +66,8 @@ def _is_written_by_spark(df: DataFrame, path: str, store: Any) -> bool:
     except Exception as error:
         if isinstance(store, AbstractFilesystemStore) and is_without_file_system(str(error)):
             return False
+        if refusal := refused_by_file_system(str(error)):
+            raise failed(path, f"Spark can't write there: {refusal}") from error
         raise
     return True
 
@@ -68,6 +75,14 @@ def _is_written_by_spark(df: DataFrame, path: str, store: Any) -> bool:
 def is_without_file_system(text: str) -> bool:
     """Whether an error of Spark's writer says that Spark has no file system for the URL. text: the error. Pure."""
     return _NO_FILE_SYSTEM.search(text) is not None
+
+
+def refused_by_file_system(text: str) -> str:
+    """The line of an error of Spark's writer that says why a file system refuses; "" if it failed for another reason,
+    as code of the program does. text: the error. Pure.
+    """
+    found = next((line for line in text.splitlines() if _REFUSED.search(line)), "")
+    return _CLASSES.sub("", found.strip()).rstrip(".")
 
 
 def _write_by_tasks(df: DataFrame, path: str, store: AbstractFilesystemStore) -> int:

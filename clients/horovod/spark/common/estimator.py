@@ -13,25 +13,27 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import cloudpickle
 from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Params
 from pyspark.sql import DataFrame
 
 from horovod.base.errors import DataCode, OperationCode, TrainingCode
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend, SparkBackend
-from horovod.spark.common.batches import Source, sparse_sizes
+from horovod.spark.common.batches import FiniteColumns, Source, sparse_sizes
 from horovod.spark.common.columns import Metadata, without_text
 from horovod.spark.common.datamodule import NVTabularDataModule, PetastormDataModule
-from horovod.spark.common.params import EstimatorParams, ModelParams, check_validation, refused
+from horovod.spark.common.params import TRANSFORMATION, EstimatorParams, ModelParams, check_validation, refused
 from horovod.spark.common.preparation import check_rows
 from horovod.spark.common.serialization import Saved
+from horovod.spark.common.store.filesystem import AbstractFilesystemStore
 from horovod.spark.common.training import Prediction
 from horovod.spark.common.transform import transformed
-from horovod.spark.common.transformation import Transformation
+from horovod.spark.common.transformation import Transformation, nullable_of
 
 # Parameters that ranks get as they are.
 _PASSED_ON: Final = (
@@ -65,6 +67,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     """Trains a model on the rows of a DataFrame. Subclasses know a framework."""
 
     _framework = "horovod"
+    _takes_all_columns = False  # of a batch, and not only those that the estimator knows by name
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """A model trained on the Parquet files that are in the store: those at get_train_data_path(dataset_idx).
@@ -97,7 +100,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def _fit(self, dataset: DataFrame) -> Any:
         self._check_params(None)
         self._check_validation(dataset.columns)
-        backend = self._get_or_create_backend()
+        backend = self._ready_backend(writes_data=True)
         with util.prepare_data(
             backend.num_processes(),
             self.getOrDefault("store"),
@@ -110,13 +113,21 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             partitions_per_process=self.getOrDefault("partitions_per_process"),
             verbose=self.getOrDefault("verbose"),
             random_seed=self.getOrDefault("random_seed"),
+            # What a transformation_fn makes of the values is looked at by the ranks.
+            finite_columns=[] if self.getOrDefault("transformation_fn") else self._finite_columns(),
         ) as dataset_idx:
             return self._fit_on_prepared(backend, util.get_dataset_properties(dataset_idx), dataset_idx)
+
+    def _finite_columns(self) -> list[str]:
+        """The columns in which NaN and infinities are refused: those that the user has not declared as nullable."""
+        nullable = nullable_of(self.getOrDefault("transformation_edit_fields"))
+        columns = [*self.getOrDefault("feature_cols"), *self._columns_of_the_loss()]
+        return [name for name in columns if name not in nullable]
 
     def _fit_on_parquet(self, dataset_idx: int | None) -> Any:
         self._check_params(None)
         check_validation(self.getOrDefault("validation"))
-        backend = self._get_or_create_backend()
+        backend = self._ready_backend(writes_data=False)
         properties = util.get_simple_meta_from_parquet(
             self.getOrDefault("store"),
             label_columns=self.getOrDefault("label_cols"),
@@ -153,6 +164,18 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     ) -> Any:
         """Trains on data in the store and returns the model."""
         raise NotImplementedError
+
+    def _ready_backend(self, writes_data: bool) -> Any:
+        """The backend. Whether the store takes files, and Spark has room for the ranks, is found out before any work is
+        done that would be lost.
+        """
+        store = self.getOrDefault("store")
+        if isinstance(store, AbstractFilesystemStore):
+            store.check_writable(writes_data)
+        backend = self._get_or_create_backend()
+        if isinstance(backend, SparkBackend):
+            backend.check()
+        return backend
 
     def _get_or_create_backend(self) -> Any:
         """The backend that was given, or one of Spark with num_proc ranks."""
@@ -208,12 +231,24 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             **{name: self.getOrDefault(name) for name in _PASSED_ON},
         }
 
-    def _with_predictions(self, metadata: Metadata, predictions: Sequence[Prediction]) -> Metadata:
-        """The metadata for a model: with how its predictions of each label look, where the training has seen some."""
+    def _with_results(self, metadata: Metadata, run_results: Mapping[str, Any]) -> Metadata:
+        """The metadata for a model: with how its predictions of each label look, where the training has seen some, and
+        how columns looked before a transformation_fn has changed them.
+        """
         described = {name: dict(column) for name, column in metadata.items()}
+        predictions: Sequence[Prediction] = run_results["predictions"]
         for label, prediction in zip(self.getOrDefault("label_cols"), predictions, strict=False):
             described[label]["prediction"] = tuple(prediction)
+        for name, look in run_results["columns"].items():
+            described[name]["batch"] = look
         return described
+
+    def _made(self, model: Any) -> Any:
+        """The model that fit() returns: it changes features as the training did."""
+        for name in TRANSFORMATION:
+            if model.hasParam(name):
+                model._set(**{name: self.getOrDefault(name)})
+        return model
 
     def _sources(
         self, train_rows: int, val_rows: int, metadata: Metadata, seed: int, dataset_idx: int | None
@@ -222,13 +257,13 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         get = self.getOrDefault
         store = get("store")
         columns = tuple(dict.fromkeys([*get("feature_cols"), *self._columns_of_the_loss()]))
-        changes = [get(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")]
         common: dict[str, Any] = {
             "columns": columns,
             "seed": seed,
             "cache": get("inmemory_cache_all"),
             "sparse": sparse_sizes(metadata, columns),
-            "transformation": Transformation(*changes) if any(changes) else None,
+            "transformation": transformation_of(self),
+            "finite": self._finite_for_ranks(metadata),
             "storage_options": store.get_storage_options(),
         }
         train = Source(
@@ -253,6 +288,14 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         )
         return train, val
 
+    def _finite_for_ranks(self, metadata: Metadata) -> FiniteColumns | None:
+        """Which columns of a batch may have neither NaN nor an infinity; None if Spark has looked at all of them."""
+        is_known = all(metadata[name].get("is_finite") for name in self._finite_columns())
+        if is_known and not self.getOrDefault("transformation_fn"):
+            return None
+        nullable = nullable_of(self.getOrDefault("transformation_edit_fields"))
+        return FiniteColumns(None if self._takes_all_columns else tuple(self._finite_columns()), tuple(nullable))
+
     def _seed(self) -> int:
         given: int | None = self.getOrDefault("random_seed")
         return given if given is not None else secrets.randbits(31)
@@ -270,9 +313,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
                 DeprecationWarning,
                 stacklevel=2,
             )
-        if metadata is not None and not any(
-            self.getOrDefault(f"transformation_{what}") for what in ("fn", "edit_fields", "removed_fields")
-        ):
+        if metadata is not None and transformation_of(self) is None:
             without_text(metadata, self._columns_of_numbers())
             self._check_shapes(metadata)
             weight = self.getOrDefault("sample_weight_col")
@@ -311,6 +352,12 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         """ValueError unless the columns fit the model, as far as its shapes are known."""
 
 
+def transformation_of(params: Params) -> Transformation | None:
+    """What an estimator, or its model, does to batches; None for nothing."""
+    changes = [params.getOrDefault(name) for name in TRANSFORMATION]
+    return Transformation(*changes) if any(changes) else None
+
+
 class HorovodModel(ModelParams, Saved, Model):
     """A trained model as a transformer of Spark ML. Subclasses know a framework."""
 
@@ -327,8 +374,12 @@ class HorovodModel(ModelParams, Saved, Model):
         """
         raise NotImplementedError
 
+    def _transformation(self) -> Transformation | None:
+        """What is done to features before `_predictor` gets them."""
+        return transformation_of(self)
+
     def _predicts_rows(self) -> bool:
-        """Whether a subclass of somebody else brings its own get_prediction_fn."""
+        """Whether a subclass of somebody else brings its own get_prediction_fn, which gets rows as they are."""
         return not type(self).get_prediction_fn.__module__.startswith("horovod.spark.")
 
     def _row_model(self) -> Any:

@@ -66,6 +66,10 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
+# Those that make up a Transformation. Estimators have them, and give them to their models.
+TRANSFORMATION: Final = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
+
+
 class OptionalParams(Params):
     """Params for which None is no value: setting it brings the default back."""
 
@@ -194,6 +198,9 @@ class ModelParams(OptionalParams, HasOutputCols):
     feature_columns = _param("feature_columns", "columns that are the model's inputs, in order")
     label_columns = _param("label_columns", "the labels that the model predicts, in the order of its outputs")
     run_id = _param("run_id", "name of the run that trained it")
+    transformation_fn = _param("transformation_fn", "function that changes the features before the model sees them")
+    transformation_edit_fields = _param("transformation_edit_fields", "types and shapes of what it makes")
+    transformation_removed_fields = _param("transformation_removed_fields", "columns that are left out")
     _metadata = _param("_metadata", "how the columns looked in the training data")
 
     def __init__(self) -> None:
@@ -205,6 +212,7 @@ class ModelParams(OptionalParams, HasOutputCols):
             label_columns=None,
             run_id=None,
             _metadata=None,
+            **dict.fromkeys(TRANSFORMATION),
         )
 
     def setLabelColoumns(self, value: Any) -> Any:  # noqa: N802

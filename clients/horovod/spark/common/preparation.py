@@ -19,9 +19,10 @@ from pyspark.sql.types import BooleanType, DoubleType, FloatType, NumericType
 from horovod.base.errors import DataCode
 from horovod.spark.common import constants
 from horovod.spark.common.cache import Properties
-from horovod.spark.common.columns import Metadata, col_info, metadata_of, quoted, stored, without_missing
+from horovod.spark.common.columns import Facts, Metadata, facts_of, metadata_of, quoted, stored
 from horovod.spark.common.data_files import write
 from horovod.spark.common.params import check_validation, refused
+from horovod.spark.common.unfit_rows import finite, without_missing
 
 _MARK: Final = "__horovod_validation"
 
@@ -36,6 +37,7 @@ class Request:
     num_processes: int
     partitions_per_process: int | None
     random_seed: int | None = None
+    finite: tuple[str, ...] = ()  # columns that may have neither NaN nor an infinity
 
     def check(self, df: DataFrame) -> None:
         """ValueError if the DataFrame lacks a column, or can't be split so."""
@@ -63,15 +65,17 @@ def prepare(df: DataFrame, request: Request, train_path: str, val_path: str, sto
     """Writes the rows to train and those to validate with, each to its path.
 
     Raises:
-        ValueError: a row lacks a value, values of a column differ in shape, or a part would be empty.
+        ValueError: a row lacks a value, values of a column differ in shape, a column of `request.finite` has NaN or an
+            infinity, or a part would be empty.
     """
     request.check(df)
     marked = _marked(df, request).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         data = marked.drop(_MARK)
-        types, _, _ = col_info(data)
-        without_missing(marked, types, request.columns)
-        metadata = _metadata(data, request.compress_sparse)
+        facts = facts_of(data)
+        without_missing(marked, facts.types, request.columns)
+        finite(data, facts, request.finite)
+        metadata = _metadata(data, facts, request.compress_sparse)
         parts = [(train_path, "training", F.lit(True))]
         if request.validation:
             parts = [(train_path, "training", ~F.col(_MARK)), (val_path, "validation", F.col(_MARK))]
@@ -105,10 +109,12 @@ def _marked(df: DataFrame, request: Request) -> DataFrame:
     return df.select(*columns, mark.alias(_MARK))
 
 
-def _metadata(df: DataFrame, compress_sparse: bool) -> Metadata:
-    metadata = metadata_of(df)
+def _metadata(df: DataFrame, facts: Facts, compress_sparse: bool) -> Metadata:
+    metadata = metadata_of(df, facts)
     if not compress_sparse:
         uncompressed(metadata)
+    for name, column in metadata.items():
+        column["is_finite"] = name not in facts.not_finite
     return metadata
 
 

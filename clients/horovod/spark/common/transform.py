@@ -1,12 +1,14 @@
 """Predictions as columns of a DataFrame, made in the executors, batch by batch, by way of Arrow.
 
 A prediction of one number becomes a column of the label's type, if that has a fraction or the prediction has none, else
-double; one of several numbers becomes a vector. A row without a value in a feature column is an error, as in training.
+double; one of several numbers becomes a vector. A prediction that is NaN stays NaN. A row without a value in a feature
+column is an error, as in training. A transformation_fn is applied as in training (transformation.py).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -26,12 +28,15 @@ from pyspark.sql.types import (
     IntegralType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.spark.common.columns import as_arrays, different_lengths, missing
 from horovod.spark.common.params import refused
 from horovod.spark.common.preparation import check_columns
+from horovod.spark.common.transformation import TransformedPredictor
+from horovod.spark.common.unfit_rows import without_nulls
 
 _BATCH_ROWS: Final = 256
 _STRUCT: Final = "__horovod_output"
@@ -52,18 +57,35 @@ def transformed(df: DataFrame, model: Any) -> DataFrame:
     if model._predicts_rows():
         return _row_by_row(df, model, outputs)
     check_columns(df.columns, features)
-    predict = model._predictor()
-    kinds = _kinds(df, model, features, predict)
+    predict, columns = model._predictor(), _with_values(df, features)
+    if (transformation := model._transformation()) is not None:
+        metadata = model._get_metadata() or {}
+        looks = {name: described["batch"] for name, described in metadata.items() if "batch" in described}
+        times = [name for name in features if isinstance(df.schema[name].dataType, TimestampType)]
+        # UDFs get the time of a clock in Spark's time zone, and files have that of UTC.
+        columns = [
+            F.unix_micros(column) if name in times else column for name, column in zip(features, columns, strict=True)
+        ]
+        predict = TransformedPredictor(predict, transformation, features, looks, times)
+    kinds = _kinds(df, model, columns, predict)
     fields = [
         StructField(f"_{place}", ArrayType(DoubleType()) if isinstance(kind, VectorUDT) else kind)
         for place, kind in enumerate(kinds)
     ]
     predictions = F.pandas_udf(_in_batches(predict, features, len(outputs)), StructType(fields))
-    result = df.withColumn(_STRUCT, predictions(*_with_values(df, features)))
+    result = df.withColumn(_STRUCT, predictions(*columns))
     for place, (name, kind) in enumerate(zip(outputs, kinds, strict=True)):
-        value = F.col(f"{_STRUCT}._{place}")
-        result = result.withColumn(name, array_to_vector(value) if isinstance(kind, VectorUDT) else value)
+        result = result.withColumn(name, _predicted(F.col(f"{_STRUCT}._{place}"), kind))
     return result.drop(_STRUCT)
+
+
+def _predicted(value: Column, kind: DataType) -> Column:
+    """The column of predictions, from that of the UDF. What pandas gives to Arrow has NULL for NaN, and a prediction is
+    never missing: with NULL, aggregates would leave out the rows that the model can't predict.
+    """
+    if isinstance(kind, VectorUDT):
+        return array_to_vector(F.transform(value, lambda one: F.coalesce(one, F.lit(math.nan))))
+    return F.coalesce(value, F.lit(math.nan).cast(kind)) if isinstance(kind, FractionalType) else value
 
 
 def _in_batches(predict: Callable[[list[np.ndarray]], list[np.ndarray]], features: Sequence[str], count: int) -> Any:
@@ -106,14 +128,15 @@ def _with_values(df: DataFrame, columns: Sequence[str]) -> list[Column]:
     found = []
     for name, column in zip(columns, as_arrays(df, columns), strict=True):
         in_list = " (or a list with a null)" if isinstance(kinds[name], ArrayType) else ""
-        sentence = f"A row has no value{in_list} in {name!r}, so nothing can be predicted. Drop or fill such rows."
+        sentence = f"A row has no value{in_list} in {name!r}, so nothing can be predicted. Fill such rows, or drop "
+        sentence += f"them with {without_nulls({name: kinds[name]})}."
         error = F.raise_error(F.lit(coded(DataCode.NULL_VALUE, sentence)))
         found.append(F.when(missing(name, kinds[name]), error).otherwise(column))
     return found
 
 
 def _kinds(
-    df: DataFrame, model: Any, features: Sequence[str], predict: Callable[[list[np.ndarray]], list[np.ndarray]]
+    df: DataFrame, model: Any, columns: Sequence[Column], predict: Callable[[list[np.ndarray]], list[np.ndarray]]
 ) -> list[DataType]:
     """The type of each prediction."""
     metadata = model._get_metadata() or {}
@@ -121,7 +144,7 @@ def _kinds(
     if all(name in metadata and "prediction" in metadata[name] for name in labels):
         found = [metadata[name]["prediction"] for name in labels]
     else:  # trained by something else
-        row = df.select(*_with_values(df, features)).first()
+        row = df.select(*columns).first()
         empty = [(1, True)] * len(labels)
         found = empty if row is None else [kind_of(values) for values in predict([np.asarray([one]) for one in row])]
     return [_kind(df, metadata, name, *one) for name, one in zip(labels, found, strict=True)]

@@ -34,18 +34,26 @@ def prepare_data(
     partitions_per_process: int | None = 10,
     verbose: int = 0,
     random_seed: int | None = None,
+    finite_columns: Sequence[str] = (),
 ) -> Iterator[int]:
     """The number under which the data lie in the store while the block runs: store.get_train_data_path(number).
 
     The same DataFrame is written once, and then found again (clear_training_cache forgets it). Each process that trains
     gets `partitions_per_process` files; None: as many as the DataFrame has partitions.
+    finite_columns: those in which neither NaN nor an infinity may be.
 
     Raises:
         ValueError: a column is missing, has rows without a value or of unlike lengths, or there are too few rows.
     """
     columns = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]
     request = Request(
-        tuple(dict.fromkeys(columns)), validation, compress_sparse, num_processes, partitions_per_process, random_seed
+        tuple(dict.fromkeys(columns)),
+        validation,
+        compress_sparse,
+        num_processes,
+        partitions_per_process,
+        random_seed,
+        tuple(dict.fromkeys(finite_columns)),
     )
     request.check(df)
 
@@ -55,6 +63,7 @@ def prepare_data(
 
     key = _training_cache.create_key(df, store, validation)
     settings = {"columns": set(columns), "compress_sparse": compress_sparse, "seed": random_seed}
+    settings["finite"] = set(finite_columns)
     with _training_cache.use(key, settings, store, make) as number:
         yield number
 

@@ -18,6 +18,7 @@ from horovod.spark.keras.datamodule import PetastormDataModule
 from horovod.spark.keras.files import (
     SavedModel,
     SavedOptimizer,
+    check_readable,
     from_bytes,
     import_keras,
     keras_of,
@@ -149,6 +150,10 @@ class KerasEstimator(_Saved, HorovodEstimator):
             raise refused("Loss parameter is required: pass loss=, as for compile().")
         if not self.getOrDefault("optimizer"):
             raise refused("Optimizer parameter is required: pass optimizer=, as for compile().")
+        if metadata is None:
+            keras = import_keras(keras_of(self.getOrDefault("model")))
+            for name in ("loss", "metrics"):
+                check_readable(keras, name, self.getOrDefault(name), self.getOrDefault("custom_objects"))
 
     def _columns_of_numbers(self) -> list[str]:
         features = self.getOrDefault("feature_cols")
@@ -229,10 +234,10 @@ class KerasEstimator(_Saved, HorovodEstimator):
         keras = import_keras(keras_of(self.getOrDefault("model")))
         content = run_results["model"]
         model = from_bytes(keras, content, self.getOrDefault("custom_objects"), compiled=True)
-        metadata = self._with_predictions(metadata, run_results["predictions"])
+        metadata = self._with_results(metadata, run_results)
         history = run_of(content)["history"]
         arguments = self._get_model_kwargs(model, history, model.optimizer, run_id, metadata)
-        return self.get_model_class()(**arguments)
+        return self._made(self.get_model_class()(**arguments))
 
 
 @accessors

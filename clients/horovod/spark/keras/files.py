@@ -6,19 +6,24 @@ and what it holds belong together.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import json
+import re
 import sys
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from horovod.base.errors import code_of
 from horovod.spark.common.params import refused
 
+_UNKNOWN: Final = re.compile(r"(?:Could not locate (?:class|function)|Unknown [\w ]+:?) '([\w>]+)'")
 _RUN: Final = "horovod_run.json"
 _HDF5: Final = b"\x89HDF\r\n\x1a\n"  # what such a file begins with
 
@@ -51,8 +56,39 @@ def from_bytes(keras: Any, content: bytes, custom_objects: dict[str, Any] | None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.keras")
         path.write_bytes(content)
-        with keras.utils.custom_object_scope(custom_objects or {}):
+        with keras.utils.custom_object_scope(custom_objects or {}), known_objects("the model"):
             return keras.models.load_model(str(path), custom_objects=custom_objects or None, compile=compiled)
+
+
+@contextlib.contextmanager
+def known_objects(what: str) -> Iterator[None]:
+    """ValueError that names custom_objects, where Keras does not find a class or function. what: is being read."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if (found := _UNKNOWN.search(str(error))) is None:
+            raise
+        name = found[1]
+        raise refused(
+            f"{what} has {name!r} in it, which Keras does not know where it is read. Pass custom_objects="
+            f"{{{name!r}: {name}}} to the estimator, with all classes and functions of your own. That they are "
+            "registered in the program of the driver does not help: ranks are other processes."
+        ) from error
+
+
+def check_readable(keras: Any, name: str, value: Any, custom_objects: dict[str, Any] | None) -> None:
+    """ValueError if Keras could not read back a loss or metrics: the model is saved with them when it is trained."""
+    try:
+        with keras.utils.custom_object_scope(custom_objects or {}), known_objects(name):
+            keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(value))
+    except (TypeError, ValueError) as error:
+        if code_of(error) is not None:
+            raise
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        raise refused(
+            f"{name} can't be saved with the model and read again: {reason}. Pass functions and classes that have "
+            "names, no lambdas, and those of your own as custom_objects={name: object} too."
+        ) from error
 
 
 def to_hdf5(content: bytes, model: Any, custom_objects: dict[str, Any] | None) -> bytes:
@@ -130,5 +166,5 @@ class SavedOptimizer:
 
     def load(self) -> Any:
         keras = import_keras(self.package)
-        with keras.utils.custom_object_scope(self.custom_objects or {}):
+        with keras.utils.custom_object_scope(self.custom_objects or {}), known_objects("the optimizer"):
             return keras.optimizers.deserialize(self.config)

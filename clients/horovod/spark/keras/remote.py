@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from horovod.data.prefetch import Prefetch
-from horovod.spark.common.batches import Batches, columns_of, share_of_validation
+from horovod.spark.common.batches import Batches, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
 from horovod.spark.common.training import CommonTraining
 from horovod.spark.common.transform import kind_of
+from horovod.spark.common.transformation import columns_of
 from horovod.spark.keras.checkpoints import Keeper, Rates
 from horovod.spark.keras.epochs import epochs_callback
 from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras
@@ -93,7 +94,7 @@ def train(training: Training) -> dict[str, Any]:
     if hvd.rank() != 0:
         return {}
     predictions = [kind_of(one) for one in _predicted(training, model, train_batches)]
-    return {"model": keeper.result(model), "predictions": predictions}
+    return {"model": keeper.result(model), "predictions": predictions, "columns": training.train.looks}
 
 
 def _endless(training: Training, model: Any, batches: Batches, epoch: int) -> Iterator[Any]:

@@ -59,6 +59,7 @@ class TorchEstimator(ModuleEstimator):
     )
 
     _framework = "pytorch_lightning"
+    _takes_all_columns = True
 
     @keyword_only
     def __init__(
@@ -206,10 +207,10 @@ class TorchEstimator(ModuleEstimator):
             state = {name.removeprefix("model."): value for name, value in state.items()}
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])
         model.load_state_dict(state)
-        metadata = self._with_predictions(metadata, run_results["predictions"])
+        metadata = self._with_results(metadata, run_results)
         history = checkpoint[RUN]["history"]
         arguments = self._get_model_kwargs(model.eval(), history, optimizer, run_id, metadata)
-        return self.get_model_class()(**arguments)
+        return self._made(self.get_model_class()(**arguments))
 
 
 def _loaded(content: bytes) -> dict[str, Any]:

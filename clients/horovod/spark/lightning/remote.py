@@ -66,7 +66,10 @@ def train(training: Training) -> dict[str, Any]:
     content = training.checkpoint
     if training.run["epochs"] < training.epochs:
         content = _fit(training, pl, module, number, device)
-    return {"checkpoint": content, "predictions": _predictions(training, module)} if hvd.rank() == 0 else {}
+    if hvd.rank() != 0:
+        return {}
+    predictions = _predictions(training, module)
+    return {"checkpoint": content, "predictions": predictions, "columns": training.train.looks}
 
 
 def _fit(training: Training, pl: Any, module: Any, number: int | None, device: torch.device) -> bytes | None:

@@ -164,6 +164,6 @@ class TorchEstimator(ModuleEstimator):
         content = torch.load(io.BytesIO(run_results["checkpoint"]), map_location="cpu", weights_only=True)
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
-        metadata = self._with_predictions(metadata, run_results["predictions"])
+        metadata = self._with_results(metadata, run_results)
         arguments = self._get_model_kwargs(model.eval(), content["history"], optimizer, run_id, metadata)
-        return self.get_model_class()(**arguments)
+        return self._made(self.get_model_class()(**arguments))

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from horovod.base.errors import TrainingCode
-from horovod.spark.common.batches import Batches, columns_of, share_of_validation
+from horovod.spark.common.batches import Batches, share_of_validation
 from horovod.spark.common.devices import gpu_of_rank, same_devices
 from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape
 from horovod.spark.common.training import CommonTraining, Prediction
 from horovod.spark.common.transform import kind_of
-from horovod.spark.common.transformation import Batch
+from horovod.spark.common.transformation import Batch, columns_of
 from horovod.spark.torch.losses import Losses
 from horovod.spark.torch.tensors import as_array, as_list, floating_type, inputs_of, labels_of, number
 
@@ -108,7 +108,8 @@ class _Trainer:
             return {}
         if not self.predictions:
             self._look(0)
-        return {"checkpoint": content or self._checkpoint(), "predictions": self.predictions}
+        found = {"predictions": self.predictions, "columns": self.training.train.looks}
+        return {"checkpoint": content or self._checkpoint(), **found}
 
     def _train(self, epoch: int) -> dict[str, Any]:
         self.model.train()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import uuid
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
@@ -177,6 +178,30 @@ class AbstractFilesystemStore(Store):
         except FileNotFoundError:
             self._check_bucket(path)
             raise
+
+    def check_writable(self, writes_data: bool) -> None:
+        """Writes a file where a training is going to write, and removes it. Folders are made.
+
+        Object stores are asked about runs alone: Spark may write data there with credentials of its own.
+
+        writes_data: whether data sets are written too, and not runs alone.
+
+        Raises:
+            OSError: the file can't be written. It names the folder and the reason.
+        """
+        folders = [self._runs_path] if self._save_runs else []
+        if writes_data and not bucket_of(self.fs, self.get_localized_path(self._train_path)):
+            folders += [path.rpartition("/")[0] for path in (self._train_path, self._val_path)]
+        for folder in dict.fromkeys(folders):
+            local = self.get_localized_path(_join(folder, f".horovod-{uuid.uuid4().hex[:8]}"))
+            try:
+                with asked(folder):
+                    write_file(self.fs, local, b"")
+            except FileNotFoundError:
+                self._check_bucket(folder)
+                raise
+            with contextlib.suppress(Exception):  # who may write need not be allowed to remove
+                call(self.fs, "rm_file", local)
 
     def _check_bucket(self, path: str) -> None:
         """Raises OSError where a path is not there because its bucket is not: its name is wrong, and a run would begin
