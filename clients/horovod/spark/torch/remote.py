@@ -143,10 +143,11 @@ class _Trainer:
         except Exception as error:
             named = zip([*self.training.feature_columns, *self.training.label_columns], [*inputs, *labels], strict=True)
             found = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in named]
-            error.add_note(
-                f"The model was called with {len(inputs)} arguments, {', '.join(found[: len(inputs)])}; the labels "
-                f"were {', '.join(found[len(inputs) :])}."
-            )
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(
+                    f"The model was called with {len(inputs)} arguments, {', '.join(found[: len(inputs)])}; the labels "
+                    f"were {', '.join(found[len(inputs) :])}."
+                )
             raise
 
     def _share_buffers(self) -> None:
