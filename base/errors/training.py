@@ -66,7 +66,11 @@ class TrainingCode(ErrorCode):
     )
     REDUCED_TWICE = (
         "reduced-twice",
-        "Two distributed optimizers reduce the gradients of one parameter. Drop the one that is no longer used.",
+        "Two optimizers, or a tape and an optimizer, reduce the gradients of one parameter. Drop one of them.",
+    )
+    NOT_REDUCED = (
+        "not-reduced",
+        "Gradients that no call of Horovod has reduced were to be applied. Let the distributed optimizer reduce them.",
     )
     CHANGED_GRADIENTS = (
         "changed-gradients",

@@ -41,6 +41,7 @@ class Distribution:
         self.local: dict[int, Any] = {}  # variables by identity, whose gradients stay
         self.aggregation = backend.Aggregation(passes, average, reduction.sparse_as_dense) if passes > 1 else None
         self.applies = False  # gradients that are reduced
+        self.defers = False  # its optimizer gives out gradients that somebody else brings back to be reduced
 
     def register_local_var(self, variable: Any) -> None:
         self.local[identity(variable)] = variable
@@ -78,7 +79,7 @@ class Distribution:
 
         def use(taken: list[Any]) -> None:
             reduced = self.reduce(taken, known, loss_scaled)
-            with self._done():
+            with self.done():
                 if len(known) == len(asked):
                     apply(reduced, trainable_variables=variables)
                     return
@@ -120,17 +121,29 @@ class Distribution:
             state_mapping=list(zip(known, values, strict=True))
         ):  # they may have no values of their own
             reduced = self.reduce(given, known, loss_scaled)
-        with self._done():
+        with self.done():
             return apply(reduced)
 
     @contextmanager
-    def _done(self) -> Iterator[None]:
+    def done(self) -> Iterator[None]:
         """While gradients are applied that are reduced, also by an optimizer around this one."""
-        self.applies = True
+        before, self.applies = self.applies, True
         try:
             yield
         finally:
-            self.applies = False
+            self.applies = before
+
+    def check_update(self, variable: Any) -> None:
+        """Raises ValueError where one variable is updated past `apply`, with a gradient that is this rank's own."""
+        if not self.applies and self.reduction.communicates():
+            name = getattr(variable, "path", None) or getattr(variable, "name", None) or "a variable"
+            raise ValueError(
+                coded(
+                    TrainingCode.NOT_REDUCED,
+                    f"update_step() of a distributed optimizer was called for {str(name)!r}. It reduces no gradient: "
+                    "each rank would take a step of its own. Call apply() or apply_gradients() with all gradients.",
+                )
+            )
 
 
 def _among_all(optimizer: Any, gradients: list[Any], variables: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -171,7 +184,7 @@ class _DistributedOptimizer:
     def iterations(self) -> Any:
         """The number of calls of `apply`; for the update itself, as Adam needs it, that of steps before."""
         calls = super().iterations  # type: ignore[misc]
-        if self._hvd is None or not self._hvd.applies or self._hvd.passes == 1:
+        if self._hvd is None or not self._hvd.applies or self._hvd.passes == 1 or hasattr(self, "inner_optimizer"):
             return calls
         from keras import ops
 
@@ -181,6 +194,11 @@ class _DistributedOptimizer:
         """Reduces the gradients over the ranks and applies them."""
         apply = super().apply  # type: ignore[misc]
         _of(self).apply(self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale"))
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """One variable's part of a step, for `apply`; ValueError for others."""
+        _of(self).check_update(variable)
+        super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
         """`apply` without side effects, for Keras's trainer on JAX; LossScaleOptimizer's does not call `apply`."""
@@ -244,10 +262,15 @@ def _class_of(base: type, mixin: type) -> type:
 def distribute_keras3(
     optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
 ) -> Any:
-    """The optimizer, distributed. Raises ValueError and what a Reduction does."""
+    """The optimizer, distributed, and the one in a LossScaleOptimizer. Raises ValueError and what a Reduction does."""
     from horovod._keras import copies, jit, loss_scale
 
     copies.install_keras3()
     loss_scale.install()
     jit.install()
-    return distribute(optimizer, Distribution(reduction, passes, average, backend), _DistributedOptimizer, name)
+    distribution = Distribution(reduction, passes, average, backend)
+    found = distribute(optimizer, distribution, _DistributedOptimizer, name)
+    if getattr(found, "_hvd", None) is distribution and (inner := getattr(found, "inner_optimizer", None)) is not None:
+        # A training step of the script's own may use the inner one. What the outer one has reduced, it takes as it is.
+        distribute(inner, distribution, _DistributedOptimizer, None)
+    return found

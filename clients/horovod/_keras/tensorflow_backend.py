@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from horovod import tensorflow as hvd
 from horovod._keras.optimizer import _DistributedOptimizer
+from horovod.common.gradients import Reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import gradients as of_tensorflow
 from horovod.tensorflow.aggregation import LocalGradientAggregation as Aggregation
 from horovod.tensorflow.autograph import as_it_is
-from horovod.tensorflow.gradients import agreed, reduced_but_local
+from horovod.tensorflow.gradients import agreed
+from horovod.tensorflow.once import are_reduced
 
 __all__ = [
     "Aggregation",
@@ -33,7 +36,16 @@ barrier = hvd.barrier
 no_compression = Compression.none
 
 
-as_it_is(_DistributedOptimizer.apply)
+def reduced_but_local(
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+) -> list[Any]:
+    """Those that a tape has reduced stay as they are."""
+    if are_reduced(gradients, variables, reduction, local):
+        return list(gradients)
+    return of_tensorflow.reduced_but_local(gradients, variables, local, reduction)
+
+
+as_it_is(_DistributedOptimizer.apply, reduced_but_local)
 
 
 def broadcast_variables(

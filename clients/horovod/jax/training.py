@@ -5,15 +5,18 @@ Both send all gradients of a step in one call, or in `groups` of them. They can 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.basics import Adasum, Average
+from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.gradients import Reduction, check_passes
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.compression import Compression, Compressor
@@ -89,6 +92,7 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
         if op == Adasum:
             updates, state = inner.update(gradients, state, params, **extra)
             return reduced(updates, reduction), state
+        _check_own(gradients, op)
         return inner.update(reduced(gradients, reduction), state, params, **extra)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
@@ -96,10 +100,16 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
 
     passes = backward_passes_per_step
 
+    def init(params: Any) -> Any:
+        _check_place(optax)
+        return inner.init(params)
+
     def init_sums(params: Any) -> DistributedState:
+        _check_place(optax)
         return DistributedState(jnp.zeros((), "int32"), jax.tree.map(jnp.zeros_like, params), inner.init(params))
 
     def update_sums(gradients: Any, state: DistributedState, params: Any = None, **extra: Any) -> Any:
+        _check_own(gradients, op)
         sums = jax.tree.map(jnp.add, state.sums, gradients)
 
         def last(state: DistributedState) -> Any:
@@ -116,7 +126,7 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
         return last(state) if is_last else earlier(state)  # cond would compile them anew in each call
 
     if passes == 1:
-        return optax.GradientTransformationExtraArgs(inner.init, update)
+        return optax.GradientTransformationExtraArgs(init, update)
     return optax.GradientTransformationExtraArgs(init_sums, update_sums)
 
 
@@ -151,7 +161,10 @@ def value_and_grad(
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         value, gradients = inner(*args, **kwargs)
-        return value, reduced(gradients, reduction)
+        found = reduced(gradients, reduction)
+        if reduction.communicates():
+            _remember(found)
+        return value, found
 
     return call
 
@@ -215,6 +228,52 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
     if reduction.op == Adasum:  # each array by itself, or their lengths would count together
         groups = [[place] for place in reversed(places)]
     return jax.tree.unflatten(structure, allreduce_groups(leaves, names, groups, **common))
+
+
+# The arrays that hvd.grad and hvd.value_and_grad have returned, by identity, as long as anything holds them.
+_REDUCED: Final[weakref.WeakValueDictionary[int, Any]] = weakref.WeakValueDictionary()
+
+
+def _remember(tree: Any) -> None:
+    for leaf in jax.tree.leaves(tree):
+        with contextlib.suppress(TypeError):  # a leaf that is a number
+            _REDUCED[id(leaf)] = leaf
+
+
+def _check_own(tree: Any, op: int) -> None:
+    """Raises ValueError where gradients that are reduced are to be summed up again. An average of equal ones is one."""
+    if op == Sum and any(_REDUCED.get(id(leaf)) is leaf for leaf in jax.tree.leaves(tree)):
+        raise ValueError(
+            coded(
+                TrainingCode.REDUCED_TWICE,
+                "hvd.DistributedOptimizer with op=hvd.Sum got gradients that hvd.grad or hvd.value_and_grad has "
+                "reduced: to sum them up again would multiply them by the number of ranks. Take jax.grad, or the plain "
+                "optimizer.",
+            )
+        )
+
+
+def _check_place(optax: Any) -> None:
+    """Raises ValueError within a transformation that decides by this rank's gradients whether it calls ours: the ranks
+    whose gradients it skips would make no collective, and the next one of theirs would meet this one of the others.
+
+    Such a transformation is known by its code, among the callers of `init`.
+    """
+    if_finite = optax.apply_if_finite.__code__.co_consts
+    frame = inspect.currentframe()
+    while frame is not None:
+        skips = getattr(frame.f_locals.get("self"), "_should_skip_update_fn", None)
+        decides = skips is not None and not getattr(skips, "__qualname__", "").startswith("MultiSteps.__init__.")
+        if frame.f_code in if_finite or (frame.f_code is optax.MultiSteps.init.__code__ and decides):
+            raise ValueError(
+                coded(
+                    TrainingCode.CONTRADICTORY_ARGUMENTS,
+                    "hvd.DistributedOptimizer is within a transformation (optax.apply_if_finite, or optax.MultiSteps "
+                    "with should_skip_update_fn) that looks at this rank's gradients and may skip the reduction on "
+                    "some ranks only. Put it outside: hvd.DistributedOptimizer(optax.apply_if_finite(...)).",
+                )
+            )
+        frame = frame.f_back
 
 
 def _check_groups(groups: Any) -> None:

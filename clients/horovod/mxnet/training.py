@@ -68,6 +68,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             optimizer = optimizer._optimizer
         self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
+        self._are_reduced = False  # the gradients that update() is to use
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
 
     def _allreduce_grads(self) -> None:
@@ -83,6 +84,19 @@ class DistributedTrainer(mx.gluon.Trainer):
                 )
         gradients = [param.list_grad()[0] for _, param in trained]
         _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients)
+        self._are_reduced = True
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if not self._are_reduced and self._reduction.communicates():
+            raise ValueError(
+                coded(
+                    TrainingCode.NOT_REDUCED,
+                    "DistributedTrainer.update() was called, and no allreduce_grads() since the last update: each rank "
+                    "would take a step of its own. Call step(), or allreduce_grads() before update().",
+                )
+            )
+        self._are_reduced = False
+        super()._update(ignore_stale_grad)
 
 
 # What a DistributedOptimizer has itself; all else is its inner optimizer's.

@@ -50,6 +50,10 @@ class LocalGradientAggregation:
         with tf.control_dependencies([] if tf.executing_eagerly() else added):
             return tf.greater_equal(self._counter.assign_add(1), self._passes)
 
+    def was_last(self) -> Any:
+        """Whether the pass that was added last was the last one before a step, whose sums are taken; a scalar bool."""
+        return tf.equal(self._counter, 0)
+
     def has_sum(self, variable: Any) -> bool:
         """Whether a pass of this step has made a gradient of it; in a function, whether one may."""
         known = self._sums.get(identity(variable))
@@ -187,6 +191,7 @@ class _Sum:
 as_it_is(
     LocalGradientAggregation.add,
     LocalGradientAggregation.take,
+    LocalGradientAggregation.was_last,
     LocalGradientAggregation.step,
     _Sum.add,
     _Sum.clear,

@@ -19,6 +19,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradients import reduced_but_local
+from horovod.tensorflow.once import hand_out
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
@@ -52,6 +53,7 @@ class _DistributedTape(tf.GradientTape):
         results = reduced_but_local(
             gradients, variables, set(self._hvd_local), self._hvd_reduction, generic_names=use_generic_names
         )
+        hand_out(results, variables, self._hvd_reduction)
         return tf.nest.pack_sequence_as(_structure(sources), results, expand_composites=False)
 
     def get_local_and_global_gradients(

@@ -15,6 +15,12 @@ from horovod.common.basics import Adasum
 from horovod.common.gradients import Reduction, identity
 from horovod.tensorflow.aggregation import LocalGradientAggregation
 from horovod.tensorflow.gradients import reduced, reduced_but_local
+from horovod.tensorflow.once import check_reduced, hand_out
+
+_COMPUTE = (
+    "Take gradients from this optimizer's compute_gradients() or minimize(), or from an hvd.DistributedGradientTape; "
+    "they may be changed before they are applied."
+)
 
 
 def distributed_v1(
@@ -90,12 +96,18 @@ class _DistributedOptimizer(_Around):
         if self._aggregation is not None or not pairs:
             return list(pairs)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        return list(zip(self._reduced(gradients, variables), variables, strict=True))
+        results = self._reduced(gradients, variables)
+        hand_out(results, variables, self._reduction, self)
+        return list(zip(results, variables, strict=True))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Applies what `compute_gradients` returned; with several passes for each step it reduces before."""
+        """Applies what `compute_gradients` returned; with several passes for each step it reduces before.
+
+        Raises ValueError for gradients that nobody has reduced.
+        """
         pairs = list(grads_and_vars)
         if self._aggregation is None:
+            check_reduced([pair[0] for pair in pairs], [pair[1] for pair in pairs], self._reduction, _COMPUTE)
             return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         _make_slots(self._optimizer, variables)

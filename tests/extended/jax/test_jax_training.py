@@ -265,3 +265,80 @@ def _flax_models() -> None:
 def test_flax_models(jax_pair: World) -> None:
     pytest.importorskip("flax", reason="flax is not installed")
     jax_pair.run(_flax_models)
+
+
+def _places_of_the_optimizer() -> None:
+    """Wherever it is among Optax's transformations, the sum of 1 and 2 is taken once, or the place is refused."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    params = {"x": jnp.zeros(2), "y": jnp.zeros(2)}
+    own = {name: jnp.full(2, hvd.rank() + 1.0) for name in params}
+
+    def ours(inner: Any = None) -> Any:
+        return hvd.DistributedOptimizer(inner or optax.sgd(1.0), op=hvd.Sum)
+
+    def after(optimizer: Any, steps: int, start: Any = params, gradients: Any = own) -> Any:
+        state = optimizer.init(start)
+        for _ in range(steps):
+            updates, state = jax.jit(optimizer.update)(gradients, state, start)
+            start = optax.apply_updates(start, updates)
+        return start
+
+    is_x = {"x": True, "y": False}
+    both = {"x": "a", "y": "b"}
+    for optimizer, steps, expected in (
+        (optax.chain(optax.scale(2.0), ours()), 1, -6.0),
+        (optax.chain(ours(), optax.scale(2.0)), 1, -6.0),
+        (optax.MultiSteps(ours(), 2), 4, -6.0),
+        (ours(optax.MultiSteps(optax.sgd(1.0), 2)), 4, -6.0),
+        (ours(optax.apply_if_finite(optax.sgd(1.0), 3)), 1, -3.0),
+        (optax.multi_transform({"a": ours(), "b": ours(optax.sgd(1.0, momentum=0.0))}, both), 1, -3.0),
+    ):
+        for value in jax.tree.leaves(after(optimizer, steps)):
+            np.testing.assert_array_equal(value, [expected] * 2)
+    masked = after(optax.masked(ours(), is_x), 1)  # Optax passes on what is masked, as it is
+    np.testing.assert_array_equal(masked["x"], [-3.0] * 2)
+    np.testing.assert_array_equal(masked["y"], [hvd.rank() + 1.0] * 2)
+    lookahead = after(optax.lookahead(ours(), 2, 0.5), 2, optax.LookaheadParams(params, params))
+    np.testing.assert_array_equal(lookahead.slow["x"], [-3.0] * 2)
+
+    skips = optax.MultiSteps(optax.chain(ours()), 2, should_skip_update_fn=optax.skip_not_finite)
+    for refused in (optax.apply_if_finite(ours(), 3), skips):
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "apply_if_finite")):
+            refused.init(params)
+
+
+def _reduced_twice() -> None:
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    def loss(params: Any) -> Any:
+        return params.sum() * (hvd.rank() + 1.0)
+
+    for compiled in (False, True):
+        for passes in (1, 2):
+            for op in (hvd.Sum, hvd.Average):
+                optimizer = hvd.DistributedOptimizer(optax.sgd(1.0), op=op, backward_passes_per_step=passes)
+
+                def step(params: Any, op: int = op, optimizer: Any = optimizer) -> Any:
+                    gradients = hvd.grad(loss, op=op)(params)
+                    return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+                run = jax.jit(step) if compiled else step
+                if op == hvd.Sum:
+                    with pytest.raises(ValueError, match=ends_with(TrainingCode.REDUCED_TWICE, "hvd.grad")):
+                        run(jnp.zeros(2))
+                elif passes == 1:
+                    np.testing.assert_array_equal(run(jnp.zeros(2)), [-1.5] * 2)
+
+
+def test_gradients_are_reduced_once(jax_pair: World) -> None:
+    jax_pair.run(_places_of_the_optimizer)
+    jax_pair.run(_reduced_twice)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras_batch_norm
 import keras_elastic_rates
+import keras_steps
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -152,3 +153,7 @@ def _go_on(folder: str) -> None:
 
 def test_callbacks_after_an_interrupted_epoch(world: World, tmp_path: Path) -> None:
     world.run(_go_on, str(tmp_path))
+
+
+def test_an_optimizer_reduces_once(world: World) -> None:
+    world.run(keras_steps.every_step_reduces_once)

@@ -189,7 +189,27 @@ def _wrong_use() -> None:
         hvd.broadcast_parameters({"weight": different})
 
 
+def _updated_alone() -> None:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    param = mx.gluon.Parameter("weight", shape=(1,), init="zeros")
+    param.initialize()
+    trainer = hvd.DistributedTrainer([param], "sgd", {"learning_rate": 1.0})
+    for expected in (-1.5, -3.0):
+        with mx.autograd.record():
+            loss = param.data() * (hvd.rank() + 1.0)
+        loss.backward()
+        with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_REDUCED)):
+            trainer.update(1)
+        trainer.allreduce_grads()
+        trainer.update(1)
+        assert param.data().asnumpy().tolist() == [expected]
+
+
 def test_other_ways_to_train(mxnet_pair: World) -> None:
+    mxnet_pair.run(_updated_alone)
     mxnet_pair.run(_clipped)
     mxnet_pair.run(_module)
     mxnet_pair.run(_a_set_of_one)

@@ -44,7 +44,8 @@ def torch_pair(torch_pair_keeper: Keeper) -> World:
 def legacy_pair_keeper() -> Iterator[Keeper]:
     if importlib.util.find_spec("tf_keras") is None:
         pytest.skip("tf_keras is not installed")
-    with Keeper(2, "shm", {"TF_USE_LEGACY_KERAS": "1"}, preloaded="preloaded_tf_keras") as keeper:
+    environment = {"TF_USE_LEGACY_KERAS": "1", "HOROVOD_DYNAMIC_PROCESS_SETS": "1"}
+    with Keeper(2, "shm", environment, preloaded="preloaded_tf_keras") as keeper:
         yield keeper
 
 

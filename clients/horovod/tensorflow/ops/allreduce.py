@@ -20,6 +20,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.names import named
+from horovod.tensorflow.once import mark
 from horovod.tensorflow.ops.calls import check_op, dense, id_of
 from horovod.tensorflow.ops.reductions import reduce, reduce_group
 from horovod.tensorflow.ops.sparse import sparse_allreduce
@@ -70,13 +71,17 @@ def allreduce(
     op = reduce_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):
-            return sparse_allreduce(
+            slices = sparse_allreduce(
                 tensor, op, prescale_factor, postscale_factor, name, process_set, ignore_name_scope, compression
             )
+        mark([slices], op, process_set)
+        return slices
     with tf.device(device_dense):
         tensor = dense(tensor, "allreduce", name)
         arguments = (name, op, prescale_factor, postscale_factor, ignore_name_scope, process_set)
-        return compressed(compression, tensor, _allreduce, *arguments)
+        result = compressed(compression, tensor, _allreduce, *arguments)
+    mark([result], op, process_set)
+    return result
 
 
 def _allreduce(
@@ -147,6 +152,7 @@ def grouped_allreduce(
         reduced = compressed_group(compression, group, _grouped_allreduce, *arguments)
         for place, result in zip(places, reduced, strict=True):
             results[place] = result
+    mark(results, op, process_set)
     return results
 
 
