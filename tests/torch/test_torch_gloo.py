@@ -29,15 +29,15 @@ def trio() -> Iterator[World]:
         yield world
 
 
-def _what_is_used() -> tuple[bool, bool, str]:
+def _what_is_used() -> tuple[bool, str, str]:
     import horovod.torch as hvd
     from horovod.worker.runtime.context import current
 
-    return hvd.gloo_built(), hvd.gloo_enabled(), current().transport
+    return hvd.gloo_built(), current().settings.cpu_operations, current().transport
 
 
 def test_gloo_is_in_use_and_says_so(trio: World) -> None:
-    assert trio.run(_what_is_used) == [(True, True, "tcp")] * 3
+    assert trio.run(_what_is_used) == [(True, "gloo", "tcp")] * 3
 
 
 def _every_collective() -> None:

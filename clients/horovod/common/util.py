@@ -67,7 +67,7 @@ def mpi_built(verbose: bool = False) -> bool:
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether Gloo is compiled in."""
+    """Whether Horovod can run without MPI: always True."""
     return basics.gloo_built()
 
 

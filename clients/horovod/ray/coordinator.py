@@ -24,7 +24,7 @@ class Coordinator:
     >>> coordinator = Coordinator(MiniSettings())
     >>> coordinator.register("gpu-1", node_id, world_rank=0)
     >>> coordinator.finalize_registration()
-    {0: {'HOROVOD_CROSS_RANK': '0', 'HOROVOD_CROSS_SIZE': '1', 'HOROVOD_LOCAL_RANK': '0', 'HOROVOD_LOCAL_SIZE': '1'}}
+    {0: {'HOROVOD_CROSS_RANK': 0, 'HOROVOD_CROSS_SIZE': 1, 'HOROVOD_LOCAL_RANK': 0, 'HOROVOD_LOCAL_SIZE': 1}}
     >>> environment = coordinator.establish_rendezvous()
 
     The coordinator that members speak to runs in this process until `shutdown`, or until the process ends.
@@ -62,12 +62,15 @@ class Coordinator:
             ranks[node] += 1
         return ",".join(f"{node}:{count}" for node, count in ranks.items())
 
-    def finalize_registration(self) -> dict[int, dict[str, str]]:
-        """The variables that tell each rank its place among those of its node, and among nodes."""
+    def finalize_registration(self) -> dict[int, dict[str, int]]:
+        """The variables that tell each rank its place among those of its node, and among nodes. As numbers: callers
+        compare them, and `BaseHorovodWorker.update_env_vars` makes texts of them.
+        """
         ranks = sorted(self._nodes)
         found = {}
         for seat in seated([self._nodes[rank] for rank in ranks]):
-            found[ranks[seat.actor]] = variables(**{name: getattr(seat.place, name) for name in _OF_PLACE})
+            place = variables(**{name: getattr(seat.place, name) for name in _OF_PLACE})
+            found[ranks[seat.actor]] = {name: int(text) for name, text in place.items()}
         return dict(sorted(found.items()))
 
     def establish_rendezvous(self) -> dict[str, str]:

@@ -47,6 +47,13 @@ SPARK_CONF_DONT_REUSE_FAILED_EXECUTOR_IN_APP: Final = (
 SPARK_CONF_REUSE_FAILED_NODE_IN_APP: Final = ("spark.excludeOnFailure.application.maxFailedExecutorsPerNode", _GREATEST)
 SPARK_CONF_DONT_REUSE_FAILED_NODE_IN_APP: Final = ("spark.excludeOnFailure.application.maxFailedExecutorsPerNode", "1")
 
+# The names that programs for Horovod 0.28 use.
+SPARK_CONF_MAX_INT: Final = _GREATEST
+SPARK_CONF_REUSE_FAILING_NODE: Final = SPARK_CONF_REUSE_FAILED_NODE
+SPARK_CONF_DONT_REUSE_FAILING_NODE: Final = SPARK_CONF_DONT_REUSE_FAILED_NODE
+SPARK_CONF_REUSE_FAILING_NODE_IN_APP: Final = SPARK_CONF_REUSE_FAILED_NODE_IN_APP
+SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP: Final = SPARK_CONF_DONT_REUSE_FAILED_NODE_IN_APP
+
 # What Spark does where nothing is set, by key.
 SPARK_CONF_DEFAULT_VALUES: Final = {
     "spark.task.maxFailures": "4",

@@ -208,11 +208,11 @@ def test_places_of_registered_workers() -> None:
     assert coordinator.node_id_string == "aaaa1:5,bbbb2:4,cccc3:3"
     assert coordinator.node_id_by_rank == dict(enumerate(nodes))
     found = coordinator.finalize_registration()
-    sizes = [int(one["HOROVOD_CROSS_SIZE"]) for one in found.values()]
+    sizes = [one["HOROVOD_CROSS_SIZE"] for one in found.values()]
     assert (sizes.count(3), sizes.count(2), sizes.count(1)) == (9, 2, 1)
     assert found[4] == {
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_LOCAL_RANK": "4",
-        "HOROVOD_LOCAL_SIZE": "5",
+        "HOROVOD_CROSS_RANK": 0,
+        "HOROVOD_CROSS_SIZE": 1,
+        "HOROVOD_LOCAL_RANK": 4,
+        "HOROVOD_LOCAL_SIZE": 5,
     }

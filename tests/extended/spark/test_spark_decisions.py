@@ -343,3 +343,16 @@ def test_hosts_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="not a message"):
         messages.read(b'["Nothing", {}]')
     assert all(not name.startswith("spark.blacklist") for name in SPARK_CONF_DEFAULT_VALUES)
+
+
+def test_names_that_programs_for_earlier_releases_import() -> None:
+    from horovod.spark import conf
+    from horovod.spark.common.util import host_hash
+
+    assert conf.SPARK_CONF_MAX_INT == conf.SPARK_CONF_ALWAYS_RESTART_FAILED_TASK[1] == "2147483647"
+    for kind in ("REUSE", "DONT_REUSE"):
+        for scope in ("", "_IN_APP"):
+            failing = getattr(conf, f"SPARK_CONF_{kind}_FAILING_NODE{scope}")
+            assert failing == getattr(conf, f"SPARK_CONF_{kind}_FAILED_NODE{scope}")
+            assert failing[0] in conf.SPARK_CONF_DEFAULT_VALUES
+    assert host_hash() == host_hash() != host_hash("salt")

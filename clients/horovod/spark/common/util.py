@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from horovod.runner.common.util.host_hash import host_hash as host_hash
 from horovod.spark.common.cache import Properties, TrainingCache
 from horovod.spark.common.columns import Metadata, col_info, metadata_of
 from horovod.spark.common.data_files import count_rows
