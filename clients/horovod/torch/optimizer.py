@@ -28,6 +28,7 @@ from horovod.torch.closures import decides_by_loss, loss_of_all
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import calling_grad_scaler, is_called_by_grad_scaler
+from horovod.torch.optimizer_arguments import check_is_optimizer, unnamed_parameters
 from horovod.torch.reducer import GradientReducer
 from horovod.torch.wrapping import (
     Arguments,
@@ -246,6 +247,7 @@ def DistributedOptimizer(  # noqa: N802
     in the third step of ranks that all train on the same data.
 
     Raises:
+        TypeError: `optimizer` is a model, a class or something else that is no optimizer.
         ValueError: arguments that contradict each other or the optimizer; names that are missing or not unique; with
             HOROVOD_ADASUM_OVERLAP, an optimizer that may not step each parameter by itself.
         NotImplementedError: Adasum in a process set that is not the global one.
@@ -257,6 +259,7 @@ def DistributedOptimizer(  # noqa: N802
             stacklevel=2,
         )
         return optimizer
+    check_is_optimizer(optimizer, "hvd.DistributedOptimizer")
     _check_predivide_factor(gradient_predivide_factor, op)
     if num_groups != 0:
         warnings.warn(
@@ -393,15 +396,8 @@ def _named(
             )
         )
     own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    unnamed = own - {id(parameter) for _, parameter in named}
-    if unnamed:
-        raise ValueError(
-            coded(
-                TrainingCode.INVALID_NAMES,
-                "named_parameters was specified, but one or more model parameters were not named. Python object ids: "
-                f"{', '.join(str(number) for number in sorted(unnamed))}",
-            )
-        )
+    if sentence := unnamed_parameters(optimizer, named):
+        raise ValueError(coded(TrainingCode.INVALID_NAMES, sentence))
     return [pair for pair in named if id(pair[1]) in own]
 
 

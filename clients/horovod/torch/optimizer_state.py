@@ -18,6 +18,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.collectives import check_root
 from horovod.common.ops.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.torch.optimizer_arguments import check_is_optimizer
 from horovod.torch.parameters import broadcast_tensors
 from horovod.torch.wrapping import named_by_torch
 from horovod.worker.runtime.context import current
@@ -62,10 +63,12 @@ def broadcast_optimizer_state(
         process_set: the ranks that take part.
 
     Raises:
+        TypeError: `optimizer` is a model, a class or something else that is no optimizer.
         ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's, in the
             numbers, shapes or (where they are known) names of their parameters.
         HorovodInternalError: a rank was lost.
     """
+    check_is_optimizer(optimizer, "hvd.broadcast_optimizer_state")
     if isinstance(optimizer, torch.optim.LBFGS):
         # Its state is a history of one rank's own closure calls.
         raise ValueError(coded(TrainingCode.UNSUPPORTED_OPTIMIZER, "cannot broadcast torch.optim.LBFGS state"))

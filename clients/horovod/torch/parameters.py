@@ -53,7 +53,7 @@ def broadcast_tensors(
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor]]:
     if isinstance(params, Mapping):
         entries = sorted(params.items())
-    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
+    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor, torch.nn.Module)):
         entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
     else:
         raise ValueError(
