@@ -57,3 +57,28 @@ def test_what_is_reduced_otherwise_is_not(pair: World, case: str) -> None:
 def test_a_rank_that_is_alone_reduces_nothing() -> None:
     with World(1, "shm") as world:
         assert world.run(_train, "nothing") == [[]]
+
+
+def _steps_in_a_child() -> int:
+    import multiprocessing
+
+    child = multiprocessing.get_context("fork").Process(target=_one_step)
+    child.start()
+    child.join()
+    return child.exitcode or 0
+
+
+def _one_step() -> None:
+    import torch
+
+    from horovod.torch import unreduced
+
+    unreduced.watch = unreduced.Unreduced()  # type: ignore[misc]
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    torch.optim.SGD([parameter], 1.0).step()
+    assert parameter.tolist() == [0, 0]
+
+
+def test_a_child_of_a_rank_may_train_something_of_its_own(pair: World) -> None:
+    assert pair.run(_steps_in_a_child) == [0, 0]
