@@ -315,6 +315,10 @@ class BlockedReport:
     def unfinished(self) -> list[Unfinished]:
         """Oldest first."""
 
+    @property
+    def unnamed(self) -> dict[tuple[int, str], int]:
+        """How many unnamed operations were started, by process set and kind, such as "allreduce.noname"."""
+
 class Engine:
     """One member of one world. All methods may be called from any thread; blocking ones release the GIL."""
 

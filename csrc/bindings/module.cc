@@ -143,7 +143,12 @@ PYBIND11_MODULE(_core, module) {
                                for (const Executed& one : self.executed) counts[one.process_set] = one.count;
                                return counts;
                              })
-      .def_readonly("unfinished", &BlockedReport::unfinished);
+      .def_readonly("unfinished", &BlockedReport::unfinished)
+      .def_property_readonly("unnamed", [](const BlockedReport& self) {
+        std::map<std::pair<int, std::string>, uint64_t> counts;
+        for (const Unnamed& one : self.unnamed) counts[{one.process_set, one.name}] = one.count;
+        return counts;
+      });
 
   py::class_<PyEngine> engine(module, "Engine");
   engine

@@ -24,6 +24,14 @@ struct Executed {
   uint64_t count = 0;
 };
 
+// How many unnamed operations of one kind, such as "allreduce.noname", this rank has started in a process set since all
+// ranks last joined. They match by these numbers.
+struct Unnamed {
+  int process_set = 0;
+  std::string name;
+  uint64_t count = 0;
+};
+
 struct BlockedReport {
   uint64_t started = 0;      // operations that this rank has started so far
   bool all_threads = false;  // every thread of the script that is known to use Horovod is blocked, and no graph goes on
@@ -32,6 +40,9 @@ struct BlockedReport {
   int64_t cpu_us = 0;        // processor time that this process has used so far
   std::vector<Executed> executed;
   std::vector<Unfinished> unfinished;  // oldest first
+  std::vector<Unnamed> unnamed;        // of at most kMostUnnamed kinds
+
+  static constexpr size_t kMostUnnamed = 64;
 };
 
 }  // namespace horovod

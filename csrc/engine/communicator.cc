@@ -210,6 +210,7 @@ void Communicator::watch(int64_t now_us) {
 void Communicator::add_to(BlockedReport& report) {
   const std::lock_guard<std::mutex> lock(driver_.mutex());
   const bool settled = table_.unfinished(report.unfinished);
+  table_.unnamed(report.unnamed);
   const bool runs = counters_.agreed.load(std::memory_order_relaxed) != executed_;
   report.moving = report.moving || runs || !settled;
   report.executed.push_back({members_.process_set, executed_});

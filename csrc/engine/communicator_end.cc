@@ -7,8 +7,10 @@
 namespace horovod {
 
 Status Communicator::with_context(const Status& status, const Submission& submission) const {
-  return {status.code(),
-          with_more(status.message(), " (Rank " + members_.own_rank() + " was running " + submission.spec.name + ".)")};
+  const std::string which =
+      submission.unnamed ? ", number " + std::to_string(*submission.unnamed + 1) + " of that name" : "";
+  return {status.code(), with_more(status.message(), " (Rank " + members_.own_rank() + " was running " +
+                                                         submission.spec.name + which + ".)")};
 }
 
 void Communicator::end(const Status& status) {

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <optional>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include <unistd.h>
@@ -366,6 +367,11 @@ BlockedReport Engine::blocked_report() const {
   }
   found.cut_short = kept < found.unfinished.size();
   found.unfinished.resize(kept);
+  // Those that are used most are kept: the calls of a loop.
+  std::sort(found.unnamed.begin(), found.unnamed.end(), [](const Unnamed& a, const Unnamed& b) {
+    return std::tie(b.count, a.process_set, a.name) < std::tie(a.count, b.process_set, b.name);
+  });
+  if (found.unnamed.size() > BlockedReport::kMostUnnamed) found.unnamed.resize(BlockedReport::kMostUnnamed);
   return found;
 }
 

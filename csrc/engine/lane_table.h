@@ -61,6 +61,13 @@ class LaneTable {
   void forget_if_unused(Lane& lane);
   // Forgets all unnamed operations that are not in flight. Returns the ids of their lanes.
   std::vector<TensorId> forget_unnamed();
+  // Calls `tell` with each kind of unnamed operations and how many of them were started.
+  template <typename Tell>
+  void unnamed(const Tell& tell) const {
+    for (const auto& [name, entry] : names_) {
+      if (entry.unnamed && entry.submitted > 0) tell(name, entry.submitted);
+    }
+  }
   size_t size() const;
 
  private:

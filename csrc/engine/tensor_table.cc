@@ -193,6 +193,10 @@ bool TensorTable::unfinished(std::vector<Unfinished>& found) const {
   return settled;
 }
 
+void TensorTable::unnamed(std::vector<Unnamed>& found) const {
+  lanes_.unnamed([&](const std::string& name, uint64_t count) { found.push_back({process_set_, name, count}); });
+}
+
 void TensorTable::start(const std::shared_ptr<Submission>& submission, Lane& lane, Effects& effects) {
   submission->lane = &lane;
   ++lane.users;

@@ -59,6 +59,8 @@ class TensorTable {
   const std::unordered_map<Submission*, std::shared_ptr<Submission>>& in_flight() const { return in_flight_; }
   // Appends the operations that are in flight and do not run. False where an operation is being withdrawn.
   bool unfinished(std::vector<Unfinished>& found) const;
+  // Appends how many unnamed operations of each kind were started.
+  void unnamed(std::vector<Unnamed>& found) const;
   // An operation in flight, but none that may take long (Submission::unawaited); or null.
   std::shared_ptr<Submission> any_awaited() const;
   size_t known() const { return lanes_.size(); }

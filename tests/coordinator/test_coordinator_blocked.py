@@ -58,7 +58,7 @@ def test_unnamed_operations_in_different_orders() -> None:
     one, other = op("allreduce.noname.3"), op("broadcast.noname.3", BROADCAST)
     ranks.say(0, one, blocked=[one])
     ranks.say(1, other, blocked=[other])
-    assert mismatched(ranks.errors[1]["broadcast.noname.3"], 3, "rank 0", "ALLREDUCE", "rank 1", "BROADCAST")
+    assert mismatched(ranks.errors[1]["broadcast.noname.3"], "number 4", "rank 0", "ALLREDUCE", "rank 1", "BROADCAST")
     assert set(ranks.errors[0]) == {"allreduce.noname.3", "broadcast.noname.3"}
 
 

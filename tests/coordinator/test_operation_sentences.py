@@ -244,8 +244,12 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
             unnamed_in_different_orders,
             (
                 "Mismatched operations: One rank did ALLREDUCE, but another rank did BROADCAST, for the unnamed "
-                "operation number 3: rank 0 has ALLREDUCE; ranks 1 and 2 have BROADCAST. Call unnamed operations in "
-                "the same order on every rank, or give them names. [mismatched-operations]"
+                "operation number 4: rank 0 has ALLREDUCE; ranks 1 and 2 have BROADCAST. Call unnamed operations in "
+                "the same order on every rank, or give them names. Operations without a name match by their number: of "
+                "allreduce.noname, rank 0 has started 4; ranks 1 and 2 have started 0; of broadcast.noname, rank 0 has "
+                "started 0; ranks 1 and 2 have started 4. If only some ranks call one of them, "
+                "HOROVOD_CHECK_CALL_SITES=1 shows the line. Operations with names (name=) can't be mixed up. "
+                "[mismatched-operations]"
             ),
         ),
         (

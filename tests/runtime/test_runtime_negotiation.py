@@ -60,6 +60,7 @@ class Outbox:
             cpu_us=9,
             executed={0: 5, 3: 1},
             unfinished=unfinished,
+            unnamed={(0, "allreduce.noname"): 4, (3, "barrier.noname"): 1},
         )
 
     def apply_join(self, rounds_over: int, ranks: list[int], phase: int, sentence: str) -> None:
@@ -198,12 +199,18 @@ def test_all_kinds_of_items_are_sent(setup):
     message = next(stream.requests)
     assert [o.name for o in message.blocked] == ["x"]
     assert (list(message.blocked_numbers), list(message.blocked_seconds)) == ([6], [1.5])
+    assert re.search(r"\.py:\d+, in \S+$", message.blocked_report.at), "where the main thread stands"
+    message.blocked_report.at = ""
     assert message.blocked_report == negotiation_pb2.BlockedReport(
         started=7,
         all_threads=True,
         cpu_us=9,
         unfinished=[negotiation_pb2.Unfinished(name="x", awaited=True, number=6)],
         executed=[negotiation_pb2.Executed(count=5), negotiation_pb2.Executed(process_set=3, count=1)],
+        unnamed=[
+            negotiation_pb2.Unnamed(name="allreduce.noname", count=4),
+            negotiation_pb2.Unnamed(process_set=3, name="barrier.noname", count=1),
+        ],
     )
     assert [(r.process_set, list(r.ids)) for r in message.recalled] == [(0, [5, 6])]
 

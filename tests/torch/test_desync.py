@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,6 +63,31 @@ def test_ranks_that_wait_for_each_other(keeper: Keeper, known: bool) -> None:
         assert "rank 1 waits for allreduce.second, which rank 0 has not started" in sentences[0]
     else:
         assert f"{others} wait for allreduce.second, which rank 0 has not started" in sentences[0]
+
+
+def _counts() -> str:
+    import torch
+
+    import horovod.torch as hvd
+
+    for _ in range(3):
+        hvd.allreduce(torch.ones(8))
+    with pytest.raises(hvd.HorovodInternalError) as caught:
+        hvd.allreduce(torch.ones(8), name=None if hvd.rank() == 0 else "named")
+    hvd.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize("transport", tiers.some(["shm", "tcp"], 1))
+def test_unnamed_operations_of_one_rank_are_counted(transport: str) -> None:
+    with World(2, transport, deadlock=SOON) as world:
+        sentences = world.run(_counts)
+    first = r"of allreduce\.noname, rank 0 has started 4 and is at test_desync\.py:\d+, in _counts; "
+    for sentence in sentences:
+        assert re.search(first + r"rank 1 has started 3 and is at test_desync\.py:\d+, in _counts\.", sentence), (
+            sentence
+        )
 
 
 def _polls(known: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from horovod._core import Engine
 
 _UNNAMED: Final = ".noname"  # the engine knows unnamed operations by this ending
-_WIRE_NAME: Final = "allgather.call_sites.noname"
+OWN_NAME: Final = "allgather.call_sites.noname"  # of the gather of lines
 _RECORD_BYTES: Final = 256  # of each rank: its number and its line
 _MAX_PARTS: Final = 8  # so many different lines are named
 # Modules that stand between a script and an operation. A frame in one of them is not the caller.
@@ -34,6 +35,7 @@ class CheckedEngine:
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine = engine
         self._rank = rank
+        self.last_lines: dict[tuple[int, str], str] = {}  # of each kind of operations, by process set and kind
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -51,11 +53,12 @@ class CheckedEngine:
         if not name.endswith(_UNNAMED):
             return
         kind = name.removesuffix(_UNNAMED)
-        said = f"{self._rank}\n{kind} at {call_site(sys._getframe(2))}".encode()[:_RECORD_BYTES]
+        line = self.last_lines[spec.process_set, name] = call_site(sys._getframe(2))
+        said = f"{self._rank}\n{kind} at {line}".encode()[:_RECORD_BYTES]
         record = bytearray(said.ljust(_RECORD_BYTES, b"\0"))
         address = ctypes.addressof(ctypes.c_char.from_buffer(record))
         gather = OpSpec(int(OpType.ALLGATHER), process_set=spec.process_set)
-        outputs: Any = self._engine.run(gather, _WIRE_NAME, ((address, 0, DType.UINT8, (1, _RECORD_BYTES)),), record)
+        outputs: Any = self._engine.run(gather, OWN_NAME, ((address, 0, DType.UINT8, (1, _RECORD_BYTES)),), record)
         everything = bytes(memoryview(outputs[0]))
         ranks_at: dict[str, list[int]] = {}
         for start in range(0, len(everything), _RECORD_BYTES):
@@ -82,3 +85,9 @@ def call_site(frame: FrameType | None) -> str:
             return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}, in {code.co_name}"
         frame = frame.f_back
     return "a thread of a library"
+
+
+def line_of_main_thread() -> str:
+    """Where the main thread of the script stands now, for reports of a rank that does not get on; "" if not known."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return call_site(frame) if frame is not None else ""

@@ -37,8 +37,9 @@ from typing import TYPE_CHECKING, cast
 
 from horovod.base.errors import without_code
 from horovod.base.settings import Settings
-from horovod.base.words import capitalized, plural
+from horovod.base.words import capitalized, plural, shortened
 from horovod.worker.runtime import logs
+from horovod.worker.runtime.call_sites import OWN_NAME, CheckedEngine
 from horovod.worker.runtime.errors import FEWER_BATCHES, MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
 from horovod.worker.runtime.plan import usable
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from horovod.worker.runtime.session import Session
 
 log = logging.getLogger(__name__)
+
+_MAX_KINDS = 4  # of unnamed operations, in why a member leaves
 
 
 def begin(
@@ -139,7 +142,7 @@ def end(
         session.member.report_lost(*lost)  # in case the negotiator has not come to it
     is_done = not returns and not failed
     if is_done and reason:
-        reason = f"{reason} {_so_far(engine.counters()['agreed'])}"
+        reason = f"{reason} {_so_far(engine)}"
     sentence = f"{capitalized(world.label(world.rank))} left the world{': ' + reason if reason else ''}."
     if is_done:
         sentence = f"{sentence} {FEWER_BATCHES}"
@@ -160,9 +163,20 @@ def end(
         context.when_closed.pop()()
 
 
-def _so_far(operations: int) -> str:
+def _so_far(engine: Engine) -> str:
     """How far a process had come when it left; behind its reason."""
-    return f"after {plural(operations, 'operation')}" if operations else "before its first operation"
+    operations = engine.counters()["agreed"]
+    if not operations:
+        return "before its first operation"
+    lines = engine.last_lines if isinstance(engine, CheckedEngine) else {}
+    counts = []
+    for (number, kind), count in engine.blocked_report().unnamed.items():
+        where = f" in process set {number}" if number else ""
+        line = f", the last at {lines[number, kind]}" if (number, kind) in lines else ""
+        if kind != OWN_NAME:
+            counts.append(f"{count} of {kind}{where}{line}")
+    unnamed = f" (without a name: {shortened(counts, _MAX_KINDS)})" if counts else ""
+    return f"after {plural(operations, 'operation')}{unnamed}"
 
 
 class Epochs:
@@ -180,8 +194,6 @@ class Epochs:
         context = begin(settings, process_sets, self._last, self._on_change)
         _offer_to_c(context)
         if settings.check_call_sites and context.world.size > 1:
-            from horovod.worker.runtime.call_sites import CheckedEngine  # for debugging only
-
             context.engine = cast("Engine", CheckedEngine(context.engine, context.world.rank))
         logs.know_rank(context.world.rank)
         logs.know_world(context.world.job, context.world.epoch)

@@ -23,6 +23,7 @@ import grpc
 from horovod.base.errors import EngineCode, OperationCode, WorldCode, code_of, coded, coded_like, without_code
 from horovod.base.words import printable, printable_lines
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
+from horovod.worker.runtime.call_sites import line_of_main_thread
 from horovod.worker.runtime.channel import status_of, waiting_helps
 from horovod.worker.runtime.first_step import LOOK_MS, FirstStep
 from horovod.worker.runtime.grpc_threads import GrpcThreads
@@ -264,6 +265,11 @@ class Negotiator:
             ],
             heard=heard,
             cpu_us=found.cpu_us,
+            unnamed=[
+                negotiation_pb2.Unnamed(process_set=number, name=name, count=count)
+                for (number, name), count in found.unnamed.items()
+            ],
+            at=line_of_main_thread(),
         )
 
     def _requests(self, stream: int, term: int) -> Iterator[negotiation_pb2.NegotiationMessage]:

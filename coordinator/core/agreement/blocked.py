@@ -23,6 +23,7 @@ from .agreement import disagreement
 from .budget import Budget, operation_bytes
 from .operations import Signature, is_unnamed, signature, type_name, user_name
 from .standing import FORGET_S, Standing, Standings
+from .unnamed import counts_in_words, place, with_counts
 
 SETTLE_S = 0.25  # for so long after an answer a report may still be from before it
 MAX_REPORTS = 256  # kept of one rank; beyond that the oldest is dropped
@@ -209,7 +210,10 @@ def _one_name(
     if len({standing[rank].executed.get(number) for rank in members}) > 1:
         return None  # who has run more may be in a later operation of that name
     sentence = disagreement({rank: current[rank][name].op for rank in members}, members)
-    return Disagreement((name,), sentence) if sentence else None
+    if not sentence:
+        return None
+    counts = counts_in_words([(number, name)], lambda _: members, standing.get)
+    return Disagreement((name,), with_counts(sentence, counts))
 
 
 def _several_names(
@@ -234,19 +238,18 @@ def _several_names(
     if another is None:
         return None
     if is_unnamed(names[0]):
-        called = f"for the unnamed operation number {names[0].rpartition('.')[2]}"
+        called = f"for the unnamed operation number {place(names[0])}"
         advice = "Call unnamed operations in the same order on every rank, or give them names."
     else:
         called = f"under the name {user!r}"
         advice = "Call the same operation under one name on every rank."
-    return Disagreement(
-        tuple(names),
-        coded(
-            OperationCode.MISMATCHED,
-            f"Mismatched operations: One rank did {one_way}, but another rank did {another}, {called}: "
-            f"{values_by_rank(what)}. {advice}",
-        ),
+    sentence = coded(
+        OperationCode.MISMATCHED,
+        f"Mismatched operations: One rank did {one_way}, but another rank did {another}, {called}: "
+        f"{values_by_rank(what)}. {advice}",
     )
+    counts = counts_in_words([(number, name) for name in names], lambda _: members, standing.get)
+    return Disagreement(tuple(names), with_counts(sentence, counts))
 
 
 def _in_words(op: pb.Operation) -> str:

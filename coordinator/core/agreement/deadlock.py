@@ -34,6 +34,7 @@ from horovod.base.words import ranks_in_words, shortened
 
 from .operations import nobody_waits_for
 from .standing import Operation, Standing, Standings
+from .unnamed import counts_in_words
 
 MAX_PARTS = 8  # the sentence says of so many groups of ranks what each waits for
 
@@ -105,7 +106,8 @@ class DeadlockDetector:
                     if unfinished.awaited or not nobody_waits_for(operation[1]):
                         parted.setdefault(rank, operation)
                     ended[operation] = None
-        sentence = _sentence(parted, lacking)
+        counts = counts_in_words(sorted(set(parted.values())), members, still.get)
+        sentence = _sentence(parted, lacking, counts)
         for rank in still:
             self._standings.forget(rank)  # its next report is about what it does after the error
         return Deadlock(tuple(ended), sentence)
@@ -147,7 +149,7 @@ def _is_held(rank: int, lacking: _Lacking) -> bool:
     return bool(awaited) and all(lacking.of(rank, operation) for operation in awaited)
 
 
-def _sentence(parted: Mapping[int, Operation], lacking: _Lacking) -> str:
+def _sentence(parted: Mapping[int, Operation], lacking: _Lacking, counts: str) -> str:
     groups: dict[tuple[Operation, tuple[int, ...]], list[int]] = {}
     for rank, operation in parted.items():
         groups.setdefault((operation, tuple(lacking.of(rank, operation))), []).append(rank)
@@ -163,5 +165,5 @@ def _sentence(parted: Mapping[int, Operation], lacking: _Lacking) -> str:
         f"The ranks submit different operations and wait for each other: {shortened(parts, MAX_PARTS)}. "
         "These are the first operations at which they part. All ranks of a process set must call the same operations; "
         "look for a condition that differs between ranks, such as their number or the length of their data (hvd.join() "
-        "is for ranks with less data).",
+        f"is for ranks with less data).{counts and f' {counts}'}",
     )

@@ -42,6 +42,7 @@ from .process_set import Agreed, ProcessSet, set_bytes
 from .stall import Stall, find_stalls
 from .standing import Standings
 from .takeover import ContradictionError, Takeover, read
+from .unnamed import counts_in_words, with_counts
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
@@ -357,6 +358,13 @@ class Negotiation:
         else:
             sentence = disagreement(ops, process_set.ranks)
         if sentence:
+            counts = counts_in_words(
+                [(process_set.number, name)],
+                lambda _: announced,
+                lambda rank: self._standings.of(rank, now_s),
+                all_announced=True,
+            )
+            sentence = with_counts(sentence, counts)
             self._fail(process_set, name, sentence, {rank: one.signature for rank, one in announced.items()}, batch)
             return
         payer, one = max(announced.items(), key=lambda item: item[1].bytes)

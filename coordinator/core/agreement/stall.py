@@ -21,6 +21,7 @@ from .join import Joining
 from .operations import nobody_waits_for
 from .process_set import ProcessSet
 from .standing import Standings
+from .unnamed import MAX_KINDS, counts_in_words
 
 MAX_NAMES = 6  # names in the line of each rank
 MAX_RANKS = 64  # a world may have thousands of ranks
@@ -40,6 +41,7 @@ class Stall:
     name: str
     waited_s: float
     missing: tuple[int, ...]
+    counts: str = ""  # of unnamed operations: what ranks say of them
     certain: bool = True  # False: at least one of `missing` has not started it, and the others may have
 
 
@@ -55,6 +57,17 @@ def find_stalls(
     found: list[Stall] = []
     waiting = {number: one.reports.recent(now_s) for number, one in sets.items()}
     blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
+    known: dict[tuple[int, str], str] = {}  # by process set and kind
+
+    def counts(number: int, name: str) -> str:
+        """What is said of one unnamed operation holds for all of its kind."""
+        key = number, name.rpartition(".")[0]
+        if key not in known:
+            known[key] = counts_in_words(
+                [(number, name)], lambda _: sets[number].ranks, lambda r: standings.of(r, now_s)
+            )
+        return known[key]
+
     for number, process_set in sets.items():
         if not process_set.members.isdisjoint(gone):
             continue  # a member is gone, so the data plane fails the operations of this set
@@ -64,7 +77,7 @@ def find_stalls(
                 taking_part = {*announced, *waiting[number].get(name, {}), *joining.joined(process_set)}
                 missing = tuple(rank for rank in process_set.ranks if rank not in taking_part)
                 if missing:
-                    found.append(Stall(printable(name), waited_s, missing))
+                    found.append(Stall(printable(name), waited_s, missing, counts(number, name)))
         decided = {name for name, _ in process_set.agreed}
         for name, reports in waiting[number].items():
             if name in process_set.pending or name in decided:
@@ -84,7 +97,7 @@ def find_stalls(
                 )
                 certain = len(missing) == 1 or all(started[rank] is False for rank in missing)
                 if missing:
-                    found.append(Stall(printable(name), waited_s, missing, certain))
+                    found.append(Stall(printable(name), waited_s, missing, counts(number, name), certain))
     return found
 
 
@@ -154,7 +167,7 @@ class StallWatch:
                 "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
                 f"waiting for remainder of ranks for more than {_in_words(warning_s)}. The missing ranks are slow or "
                 f"stuck, or do not call the same operations.{'' if all(one.certain for one in late) else UNCERTAIN}\n"
-                f"{_lines(warned, marked)}"
+                f"{_lines(warned, marked)}{_counts(late)}"
             )
             self._said_at_s = now_s
         elif self._said and not warned:
@@ -168,7 +181,7 @@ class StallWatch:
             coded(
                 OperationCode.STALLED,
                 f'One or more rank (marked by "!") is stalled for longer than {_in_words(shutdown_s)}. Will shutdown.\n'
-                f"{_lines(_by_rank(fatal), marked)}",
+                f"{_lines(_by_rank(fatal), marked)}{_counts(fatal)}",
             ),
         )
 
@@ -191,6 +204,12 @@ def _lines(missing: Mapping[int, Sequence[str]], marked: frozenset[int]) -> str:
     if len(missing) > MAX_RANKS:
         lines.append(f"and {plural(len(missing) - MAX_RANKS, 'more rank')}")
     return "\n".join(lines)
+
+
+def _counts(stalls: Sequence[Stall]) -> str:
+    """A line for each kind of unnamed operations among the stalls."""
+    said = dict.fromkeys(stall.counts for stall in stalls if stall.counts)
+    return "".join(f"\n{counts}" for counts in list(said)[:MAX_KINDS])
 
 
 def _in_words(seconds: float) -> str:

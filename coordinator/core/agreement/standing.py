@@ -15,12 +15,15 @@ not counted. So a report counts only if its rank has applied all decisions that 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from horovod.base.words import printable
 from horovod.protos.v1 import negotiation_pb2 as pb
 
 from .budget import Budget, text_bytes
 
 FORGET_S = 3.0  # reports further apart than this are about different waits
 IDLE_SHARE = 0.05  # share of one processor: a process that uses less counts as idle
+MOST_KINDS = 64  # of unnamed operations, in a report
+MAX_LINE_LENGTH = 200
 
 Operation = tuple[int, str]  # process set, wire name
 
@@ -41,6 +44,8 @@ class Standing:
     cut_short: bool
     operations: Mapping[Operation, pb.Unfinished]  # in flight, oldest first
     executed: Mapping[int, int]  # operations of each process set's log that it has run
+    unnamed: Mapping[Operation, int] = field(default_factory=dict)  # started, by process set and kind
+    at: str = ""  # the line of the script at which the main thread stands
     bytes: int = 0  # charged to the rank for this
 
     @property
@@ -72,11 +77,14 @@ class Standings:
         said = _said(report)
         if old is not None and old.said == said:
             old.heard, old.last_s, old.cpu_us = report.heard, now_s, report.cpu_us
+            old.at = printable(report.at, MAX_LINE_LENGTH)
             if old.cpu_us - old.idle_cpu_us > IDLE_SHARE * 1e6 * (now_s - old.idle_since_s):
                 old.idle_since_s, old.idle_cpu_us = now_s, old.cpu_us
             return
         self.forget(rank)
         count = 2 * len(said) + sum(text_bytes(one.name) for one in report.unfinished)
+        unnamed = {(one.process_set, one.name): one.count for one in report.unnamed[:MOST_KINDS]}
+        count += sum(text_bytes(name) for _, name in unnamed) + 4 * MAX_LINE_LENGTH
         if self.budget is not None:
             self.budget.charge(rank, count, f"its {len(report.unfinished)} unfinished operations")
         operations = {}
@@ -97,6 +105,8 @@ class Standings:
             cut_short=report.cut_short,
             operations=operations,
             executed={one.process_set: one.count for one in report.executed},
+            unnamed=unnamed,
+            at=printable(report.at, MAX_LINE_LENGTH),
             bytes=count,
         )
 
@@ -142,4 +152,5 @@ def _said(report: pb.BlockedReport) -> bytes:
     copy.CopyFrom(report)
     copy.ClearField("heard")
     copy.ClearField("cpu_us")
+    copy.ClearField("at")
     return copy.SerializeToString(deterministic=True)
