@@ -16,6 +16,7 @@ from worlds import World
 from horovod.base.errors import TrainingCode
 from horovod.torch.elastic import ElasticSampler
 from horovod.torch.elastic import sampler as sampler_module
+from horovod.torch.elastic.state import SamplerStateHandler
 
 
 @pytest.fixture
@@ -135,11 +136,70 @@ def test_without_set_epoch_the_same_epoch_begins_anew(
             sampler.record_batch(0, len(indices[start : start + 4]))
         if drops_last and first == 0:
             sampler.record_batch(0, 4)
-    assert sampler.processed_num == (8 if drops_last else 10)
+    assert sampler.processed_num == (16 if drops_last else 20), "only set_epoch sets it to 0"
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     sampler.set_epoch(1)
     assert len(list(sampler)) == 10
     assert len(caplog.records) == 1
+
+
+def _train(sampler: ElasticSampler, batches: int = 5) -> list[int]:
+    """What one rank gets in this many batches of two."""
+    indices = list(sampler)[: 2 * batches]
+    for _ in indices[::2]:
+        sampler.record_batch(0, 2)
+    return indices
+
+
+def test_without_set_epoch_the_progress_only_grows(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """And no pass loses samples to those before it, in whatever world it is continued."""
+    place(0, 1)
+    sampler = ElasticSampler(range(10), shuffle=False)
+    assert _train(sampler) == list(range(10))
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 10}
+    assert _train(sampler, batches=2) == [0, 1, 2, 3]
+    assert (sampler.processed_num, sampler.remaining_indices) == (14, list(range(10)))
+    progress = sampler.state_dict()
+    dealt = []
+    for rank in range(2):
+        place(rank, 2)
+        sampler = ElasticSampler(range(10), shuffle=False)
+        sampler.load_state_dict(progress)
+        assert sampler.processed_num == 14
+        dealt.append(list(sampler))
+    assert dealt == [[4, 6, 8], [5, 7, 9]]
+    for _ in range(3):
+        sampler.record_batch(0, 1)
+    sampler.reset()
+    assert (sampler.processed_num, list(sampler)) == (20, [1, 3, 5, 7, 9]), "the next pass, of the same samples"
+    sampler.set_epoch(1)
+    assert sampler.state_dict() == {"epoch": 1, "processed_num": 0}
+
+
+def test_a_pass_that_fails_after_a_commit_is_not_left_out(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+    place(0, 1)
+    sampler = ElasticSampler(range(10), shuffle=False)
+    handler = SamplerStateHandler(sampler)
+    _train(sampler)
+    handler.save()
+    _train(sampler, batches=2)
+    handler.restore()
+    assert (sampler.processed_num, list(sampler)) == (10, list(range(10)))
+    sampler.set_epoch(1)
+    handler.save()
+    _train(sampler, batches=2)
+    handler.restore()
+    assert (sampler.processed_num, list(sampler)) == (0, list(range(10)))
+
+
+def test_a_pass_without_samples_is_told(place: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Whether the script is about to call set_epoch, or has left it out, can't be seen in such a progress."""
+    place(0, 1)
+    sampler = ElasticSampler(range(10), shuffle=False)
+    sampler.load_state_dict({"epoch": 0, "processed_num": 10})
+    assert list(sampler) == []
+    assert "has no samples now" in caplog.text
+    assert list(sampler) == list(range(10))
 
 
 def test_set_epoch_at_the_beginning_of_an_epoch_is_told(place: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         seed: of that order.
 
     Attributes:
-        epoch, processed_num: how far training is; samples of all ranks together.
+        epoch: the number that `set_epoch` was given last.
+        processed_num: samples, of all ranks together, that were recorded since then; only `set_epoch` sets it to 0.
         num_replicas, rank: of the world, as of the last `reset`.
         remaining_indices: what of the epoch is left for all ranks, in order.
         num_samples, total_size: what is left for this rank, and for all of them with the repeated ones.
@@ -52,6 +53,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
         self.processed_num = 0
         self.processed_indices: set[int] = set()
+        self._processed_before = 0  # what of processed_num is of earlier passes over the data, without set_epoch
         self._last_batch = 0  # samples of this rank in the batch that was recorded last
         self._is_resumed = False  # whether the progress was loaded, and nothing has been dealt out since
         self.reset()
@@ -62,16 +64,16 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         At the beginning of the loop over the epochs it would forget, after a failure, what was done of this one; a
         warning says so. Without any call, each epoch has the order of the first one, which a warning says as well.
         """
-        if self._is_resumed and epoch == self.epoch and 0 < self.processed_num < len(self.dataset):
+        if self._is_resumed and epoch == self.epoch and 0 < self._done < len(self.dataset):
             log.warning(
                 "ElasticSampler.set_epoch(%d) forgets that %d of the %d samples of this epoch are done, so that they "
                 "are trained on again. Call it at the end of the epoch before.",
                 epoch,
-                self.processed_num,
+                self._done,
                 len(self.dataset),
             )
         self.epoch = epoch
-        self.processed_num = 0
+        self.processed_num = self._processed_before = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
@@ -85,13 +87,18 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self._last_batch = batch_size
 
     def state_dict(self) -> dict[str, Any]:
-        """The progress: {"epoch": ..., "processed_num": ...}."""
-        return {"epoch": self.epoch, "processed_num": self.processed_num}
+        """The progress: {"epoch": ..., "processed_num": ...}.
+
+        After a whole pass without `set_epoch`, "processed_before" says how much of it is of earlier passes.
+        """
+        progress = {"epoch": self.epoch, "processed_num": self.processed_num}
+        return progress | ({"processed_before": self._processed_before} if self._processed_before else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the progress over and deals out what is left."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
+        self._processed_before = state_dict.get("processed_before", 0)
         self.reset()
         self._is_resumed = True
 
@@ -102,7 +109,9 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
-        self.remaining_indices = indices[self.processed_num :]
+        if self._processed_before and self._done >= len(self.dataset):
+            self._processed_before = self.processed_num  # the next pass, without set_epoch as well
+        self.remaining_indices = indices[self._done :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         self._end = self.processed_num + self.total_size
@@ -118,17 +127,28 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
                 "of each epoch.",
                 self.epoch,
             )
-            self.processed_num = 0
+            self._processed_before = self.processed_num
             self.reset()
+        elif not self._is_dealt_out and self._done >= len(self.dataset) > 0:
+            log.warning(
+                "Epoch %d of an ElasticSampler was over when this world began: it has no samples now. An epoch whose "
+                "predecessor did not end with set_epoch() is left out in this way. Call it at the end of each epoch.",
+                self.epoch,
+            )
         self._is_dealt_out, self._is_resumed = True, False
         remaining = self.remaining_indices
         # Modulo, because there may be fewer left than ranks.
         return iter([remaining[i % len(remaining)] for i in range(self.rank, self.total_size, self.num_replicas)])
 
+    @property
+    def _done(self) -> int:
+        """Samples of all ranks that were recorded in this pass over the data."""
+        return self.processed_num - self._processed_before
+
     def _is_over(self) -> bool:
         """Whether nothing is left but less than a batch, which a DataLoader with drop_last leaves."""
         next_end = self.processed_num + self._last_batch * self.num_replicas
-        return self.processed_num > 0 and (self.processed_num >= len(self.dataset) or next_end > self._end)
+        return self._done > 0 and (self._done >= len(self.dataset) or next_end > self._end)
 
     def __len__(self) -> int:
         return self.num_samples

@@ -142,7 +142,10 @@ class SamplerStateHandler(StateHandler):
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        self.value.load_state_dict(copy.deepcopy(self._saved))
+        progress, now = copy.deepcopy(self._saved), self.value.state_dict()
+        if (now["epoch"], now.get("processed_before")) == (progress["epoch"], progress["processed_num"]):
+            progress["processed_before"] = progress["processed_num"]  # the pass that failed is the one after the commit
+        self.value.load_state_dict(progress)
 
     def sync(self) -> None:
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root_rank))
