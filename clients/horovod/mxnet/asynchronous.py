@@ -19,6 +19,7 @@ from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet import sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework, counts
+from horovod.mxnet.errors import mxnet_errors
 
 __all__ = [
     "allgather_async",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@mxnet_errors
 def allreduce_async(
     tensor: Any,
     average: bool | None = None,
@@ -58,6 +60,7 @@ def allreduce_async(
     return COLLECTIVES.allreduce_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def allreduce_async_(
     tensor: Any,
     average: bool | None = None,
@@ -73,6 +76,7 @@ def allreduce_async_(
     return COLLECTIVES.allreduce_async_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def grouped_allreduce_async(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -88,6 +92,7 @@ def grouped_allreduce_async(
     return COLLECTIVES.start_allreduces(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def grouped_allreduce_async_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -103,6 +108,7 @@ def grouped_allreduce_async_(
     return COLLECTIVES.start_allreduces(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def sparse_allreduce_async(
     tensor: Any, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Any]:
@@ -115,6 +121,7 @@ def sparse_allreduce_async(
     return sparse.start(tensor, name, op, process_set)
 
 
+@mxnet_errors
 def allgather_async(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
@@ -122,6 +129,7 @@ def allgather_async(
     return COLLECTIVES.allgather_async(tensor, name, process_set)
 
 
+@mxnet_errors
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
@@ -129,6 +137,7 @@ def grouped_allgather_async(
     return COLLECTIVES.start_allgathers(tensors, name, process_set)
 
 
+@mxnet_errors
 def broadcast_async(
     tensor: Any,
     root_rank: int,
@@ -140,6 +149,7 @@ def broadcast_async(
     return COLLECTIVES.broadcast_async(tensor, root_rank, name, process_set)
 
 
+@mxnet_errors
 def broadcast_async_(
     tensor: Any,
     root_rank: int,
@@ -151,6 +161,7 @@ def broadcast_async_(
     return COLLECTIVES.broadcast_async_(tensor, root_rank, name, process_set)
 
 
+@mxnet_errors
 def alltoall_async(
     tensor: Any,
     splits: Any = None,
@@ -163,6 +174,7 @@ def alltoall_async(
     return COLLECTIVES.alltoall_async(tensor, given, name, process_set, counts)
 
 
+@mxnet_errors
 def reducescatter_async(
     tensor: Any,
     op: int = Average,
@@ -176,6 +188,7 @@ def reducescatter_async(
     return COLLECTIVES.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def grouped_reducescatter_async(
     tensors: Sequence[Any],
     op: int = Average,
@@ -189,11 +202,13 @@ def grouped_reducescatter_async(
     return COLLECTIVES.start_reducescatters(tensors, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def poll(handle: Any) -> bool:
     """True when `synchronize(handle)` would return at once. ValueError: no handle, or one that was synchronized."""
     return handles.poll(handle)
 
 
+@mxnet_errors
 def synchronize(handle: Any) -> Any:
     """Waits for an operation and returns its result; None for an unknown handle or one that was synchronized before.
 

@@ -12,10 +12,12 @@ from horovod.common.ops.handles import synchronize
 from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
+from horovod.mxnet.errors import mxnet_errors
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_parameters"]
 
 
+@mxnet_errors
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
@@ -73,6 +75,7 @@ def _wait(handles: list[Any]) -> None:
 def _broadcast_when_made(parameter: Any, root_rank: int, name: str, process_set: ProcessSet) -> None:
     """MXNet calls `_init_impl` with the first values of a parameter, when it knows the shape."""
 
+    @mxnet_errors
     def init_and_broadcast(*arguments: Any, **options: Any) -> None:
         del parameter._init_impl  # the class's own is there again
         parameter._init_impl(*arguments, **options)

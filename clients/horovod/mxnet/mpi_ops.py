@@ -18,7 +18,8 @@ Arguments that several functions have:
     process_set  the ranks that take part
 
 All raise ValueError or NotImplementedError for an array that can't be sent and for a wrong argument, and
-HorovodInternalError where the ranks do not agree (the message says in what) or a rank was lost.
+HorovodInternalError where the ranks do not agree (the message says in what) or a rank was lost. Each of these errors is
+an mxnet.MXNetError as well (horovod.mxnet.errors).
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet.arrays import COLLECTIVES, counts
 from horovod.mxnet.compression import Compression, Compressor
+from horovod.mxnet.errors import mxnet_errors
 
 __all__ = [
     "allgather",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 
+@mxnet_errors
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -75,6 +78,7 @@ def allreduce(
     return compressed(compression, tensor, COLLECTIVES.allreduce, *arguments)
 
 
+@mxnet_errors
 def allreduce_(
     tensor: Any,
     average: bool | None = None,
@@ -95,6 +99,7 @@ def allreduce_(
     return COLLECTIVES.allreduce_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
+@mxnet_errors
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -120,6 +125,7 @@ def grouped_allreduce(
     return compressed_group(compression, tensors, start, *arguments)
 
 
+@mxnet_errors
 def grouped_allreduce_(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -141,6 +147,7 @@ def grouped_allreduce_(
     return list(COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments))
 
 
+@mxnet_errors
 def allgather(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> Any:
@@ -152,6 +159,7 @@ def allgather(
     return COLLECTIVES.allgather(tensor, name, process_set)
 
 
+@mxnet_errors
 def grouped_allgather(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
@@ -164,6 +172,7 @@ def grouped_allgather(
     return list(COLLECTIVES.wait(COLLECTIVES.start_allgathers, tensors, name, process_set))
 
 
+@mxnet_errors
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -179,6 +188,7 @@ def broadcast(
     return COLLECTIVES.broadcast(tensor, root_rank, name, process_set)
 
 
+@mxnet_errors
 def broadcast_(
     tensor: Any,
     root_rank: int,
@@ -195,6 +205,7 @@ def broadcast_(
     return COLLECTIVES.broadcast_(tensor, root_rank, name, process_set)
 
 
+@mxnet_errors
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -217,6 +228,7 @@ def alltoall(
     return rows if splits is None else (rows, counts(received))
 
 
+@mxnet_errors
 def reducescatter(
     tensor: Any,
     op: int = Average,
@@ -238,6 +250,7 @@ def reducescatter(
     return compressed(compression, tensor, COLLECTIVES.reducescatter, *arguments)
 
 
+@mxnet_errors
 def grouped_reducescatter(
     tensors: Sequence[Any],
     op: int = Average,
@@ -259,6 +272,7 @@ def grouped_reducescatter(
     return compressed_group(compression, tensors, start, *arguments)
 
 
+@mxnet_errors
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it.
 
@@ -267,6 +281,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     collectives.barrier(process_set)
 
 
+@mxnet_errors
 def join(device: int = -1) -> int:
     """Says that this rank has no more data, and blocks until all ranks have said so; returns the one that was last.
 

@@ -13,6 +13,7 @@ from horovod.common.ops.sparse import start_sparse
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet.arrays import COLLECTIVES
 from horovod.mxnet.backward_errors import lost_ranks
+from horovod.mxnet.errors import mxnet_errors
 
 
 def start(tensor: Any, name: str, op: int, process_set: ProcessSet) -> Callable[[], Any]:
@@ -30,6 +31,7 @@ def start(tensor: Any, name: str, op: int, process_set: ProcessSet) -> Callable[
         indices, values = tensor.indices, tensor.data
     finish = start_sparse(COLLECTIVES, indices, values, name, op, process_set)
 
+    @mxnet_errors
     def wait() -> Any:
         indices, values, members = finish()
         # MXNet wants each row once, in order.

@@ -11,6 +11,7 @@ from horovod.common.basics import Sum, is_initialized, size
 from horovod.common.process_sets import global_process_set
 from horovod.mxnet.arrays import COLLECTIVES
 from horovod.mxnet.backward_errors import kept
+from horovod.mxnet.errors import mxnet_errors
 from horovod.worker.runtime.context import current, is_member
 
 
@@ -85,6 +86,7 @@ class _Normalize(mx.autograd.Function):
         dims = tuple(dim for dim in range(len(values[0].shape)) if dim != self._axis % len(values[0].shape))
         return [one.sum(axis=dims) for one in values]
 
+    @mxnet_errors
     def _of_all(self, name: str, arrays: list[Any]) -> tuple[Any, ...]:
         arguments = (arrays, True, Sum, f"{self._name}.{name}", 1.0, 1.0, global_process_set)
         return COLLECTIVES.wait(COLLECTIVES.start_allreduces, *arguments)

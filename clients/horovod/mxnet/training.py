@@ -16,6 +16,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet import sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
 from horovod.mxnet.compression import Compression
+from horovod.mxnet.errors import mxnet_errors
 
 __all__ = ["DistributedOptimizer", "DistributedTrainer"]
 
@@ -183,6 +184,7 @@ def _reduction(compression: Any, predivide: float, num_groups: int, process_set:
     return Reduction(compression, op, predivide, num_groups, process_set)
 
 
+@mxnet_errors
 def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: Sequence[Any]) -> None:
     """Averages the gradients in place. keys: what tells them apart, the same on all ranks."""
     if not reduction.communicates():

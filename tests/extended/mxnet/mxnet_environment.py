@@ -74,7 +74,7 @@ def _link(folder: Path) -> None:
     package = packages / "horovod"
     package.mkdir(exist_ok=True)
     wanted = dict(_parts())
-    for link in set(package.iterdir()) - {package / name for name in wanted}:
+    for link in set(package.iterdir()) - {package / name for name in (*wanted, "__pycache__")}:
         link.unlink()
     for name, part in wanted.items():
         link = package / name

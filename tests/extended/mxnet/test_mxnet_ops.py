@@ -9,7 +9,7 @@ import pytest
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import OperationCode, TrainingCode
+from horovod.base.errors import ErrorCode, OperationCode, TrainingCode
 from horovod.frameworks_page.sources import options
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
@@ -200,6 +200,27 @@ def test_older_scripts_give_arguments_by_position() -> None:
         assert " ".join(found).startswith(arguments), name
 
 
+def _caught_as_mxnet_errors(mx: Any, hvd: Any, ones: Any) -> list[tuple[type[Exception], ErrorCode, Any]]:
+    uneven, names = mx.nd.ones(2 + hvd.rank()), mx.nd.ones((2, 2 + hvd.rank()))
+    rows = uneven.reshape((-1, 1)).tostype("row_sparse")
+    refused, failed = ValueError, hvd.HorovodInternalError
+    return [
+        (refused, OperationCode.WRONG_SPLITS, lambda: hvd.alltoall(ones, splits=[1])),
+        (refused, OperationCode.WRONG_SPLITS, lambda: hvd.alltoall(mx.nd.ones(3))),
+        (refused, OperationCode.WRONG_SPLITS, lambda: hvd.alltoall_async(ones, splits=[1])),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.alltoall(names, splits=[1, 1])),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.synchronize(hvd.allreduce_async(uneven))),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.grouped_allreduce([uneven, ones])),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.allgather(names)),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.reducescatter(uneven)),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.broadcast_parameters({"weight": uneven})),
+        (failed, OperationCode.MISMATCHED, lambda: hvd.broadcast_(uneven, root_rank=0)),
+        (refused, OperationCode.INVALID_ROOT, lambda: hvd.broadcast(ones, root_rank=2)),
+        (refused, OperationCode.UNSUPPORTED_LAYOUT, lambda: hvd.allreduce(rows)),
+        (refused, OperationCode.UNSUPPORTED_LAYOUT, lambda: hvd.sparse_allreduce_async(ones, "dense", hvd.Sum)),
+    ]
+
+
 def _refusals() -> None:
     import mxnet as mx
 
@@ -221,6 +242,10 @@ def _refusals() -> None:
     ):
         with pytest.raises(ValueError, match=ends_with(code)):
             call()
+    for error, code, call in _caught_as_mxnet_errors(mx, hvd, ones):
+        with pytest.raises(mx.MXNetError, match=ends_with(code)) as raised:
+            call()
+        assert isinstance(raised.value, error), code
     mx.npx.set_np()
     try:
         with pytest.raises(ValueError, match=ends_with(OperationCode.NO_ROWS)):
