@@ -192,6 +192,7 @@ assert hvd.compression.Compression is hvd.Compression
 assert hvd.optimizer.DistributedOptimizer is hvd.DistributedOptimizer
 assert hvd.sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
 assert hvd.elastic.state.TorchState is hvd.elastic.TorchState
+assert (hvd.elastic.init, hvd.elastic.shutdown) == (hvd.init, hvd.shutdown)
 assert hvd.elastic.sampler.ElasticSampler is hvd.elastic.ElasticSampler
 from horovod.torch.mpi_ops import Adasum, allreduce_async_, num_rank_is_power_2, poll, synchronize
 from horovod.common.elastic import HostUpdateResult, ObjectState, State, notification_manager, run_fn

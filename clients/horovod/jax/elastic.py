@@ -20,7 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from horovod.common.basics import init as init
 from horovod.common.basics import join_again, rank
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
 from horovod.common.process_sets import global_process_set
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_tree, is_array

@@ -29,7 +29,9 @@ from horovod._keras.backends import backend_of
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
 from horovod.base.errors import SettingCode, coded
+from horovod.common.basics import init as init
 from horovod.common.basics import join_again
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import leave_at_next_commit as leave_at_next_commit
 from horovod.common.elastic import run_fn
 
@@ -37,6 +39,14 @@ globals().update(classes_for(keras, __name__, shared))
 
 if not TYPE_CHECKING:
     __all__ = [*shared.__all__, "leave_at_next_commit", "run"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorFlowKerasState":  # only where it is asked for: Keras may have another backend
+        from horovod.tensorflow.elastic import TensorFlowKerasState
+
+        return TensorFlowKerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -18,7 +18,9 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon.parameter import Parameter
 
+from horovod.common.basics import init as init
 from horovod.common.basics import join_again, rank
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
 from horovod.mxnet.backward_errors import drop_errors, lost_ranks
 from horovod.mxnet.functions import allgather_object, broadcast_object

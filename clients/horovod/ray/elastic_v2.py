@@ -76,19 +76,6 @@ class RayHostDiscovery(ClusterHosts):
 class TestDiscovery(ChangingHosts):
     """As RayHostDiscovery, with hosts that are taken away and given back at random, for tests of elastic programs."""
 
-    __test__ = False
-
-    def __init__(
-        self,
-        min_hosts: int,
-        max_hosts: int,
-        change_frequency_s: float,
-        use_gpu: bool = False,
-        cpus_per_worker: int = 1,
-        gpus_per_worker: int = 1,
-    ) -> None:
-        super().__init__(min_hosts, max_hosts, change_frequency_s, use_gpu, cpus_per_worker, gpus_per_worker)
-
 
 @dataclass
 class ElasticParams(BaseParams):

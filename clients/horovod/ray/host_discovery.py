@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import ray
 
+from horovod.base.errors import SettingCode, coded
 from horovod.runner.elastic.discovery import HostDiscovery
+
+_log = logging.getLogger(__name__)
 
 
 def slots_of(
@@ -46,9 +51,26 @@ class ChangingHosts(ClusterHosts):
     __test__ = False  # no class of tests, whatever it is called
 
     def __init__(
-        self, min_hosts: int, max_hosts: int, change_frequency_s: float, use_gpu: bool, cpus: float, gpus: float
+        self,
+        min_hosts: int,
+        max_hosts: int,
+        change_frequency_s: float,
+        use_gpu: bool = False,
+        cpus_per_slot: int = 1,
+        gpus_per_slot: int = 1,
+        verbose: bool = True,
+        _graceful: bool = True,
     ) -> None:
-        super().__init__(use_gpu, cpus, gpus)
+        """Shows `min_hosts` to `max_hosts` of the nodes, and changes one every `change_frequency_s` seconds.
+
+        use_gpu, cpus_per_slot, gpus_per_slot: as RayHostDiscovery. verbose: changes are logged. _graceful: False, which
+        programs for earlier releases pass, is a warning: workers of a host that is taken away always leave in order.
+        """
+        super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
+        if not _graceful:
+            sentence = "TestDiscovery(_graceful=False) has no effect: workers of a host that goes leave at a commit."
+            warnings.warn(coded(SettingCode.UNSUPPORTED, sentence), stacklevel=2)
+        self._verbose = verbose
         self._least, self._most, self._period_s = min_hosts, max_hosts, change_frequency_s
         self._shown: list[str] = []
         self._changes_at_s = float("-inf")
@@ -56,6 +78,7 @@ class ChangingHosts(ClusterHosts):
     def find_available_hosts_and_slots(self) -> dict[str, int]:
         """From `min_hosts` to `max_hosts` of the hosts that there are."""
         there: dict[str, Any] = super().find_available_hosts_and_slots()
+        before = list(self._shown)
         self._shown = [name for name in self._shown if name in there]
         hidden = [name for name in there if name not in self._shown]
         if time.monotonic() >= self._changes_at_s:
@@ -67,4 +90,6 @@ class ChangingHosts(ClusterHosts):
                 self._shown.remove(random.choice(self._shown))
         while hidden and len(self._shown) < self._least:
             self._shown.append(hidden.pop(0))
+        if self._verbose and self._shown != before:
+            _log.info("TestDiscovery: the hosts are now %s.", ", ".join(sorted(self._shown)) or "none")
         return {name: there[name] for name in self._shown}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 _GREATEST: Final = str((1 << 31) - 1)
+_ONE_LESS: Final = str((1 << 31) - 2)
 
 # A task that fails is run again, as often as it takes. By default the fourth failure ends the job.
 SPARK_CONF_ALWAYS_RESTART_FAILED_TASK: Final = ("spark.task.maxFailures", _GREATEST)
@@ -25,7 +26,8 @@ SPARK_CONF_REUSE_EXECUTOR_ALWAYS_FOR_SAME_TASK: Final = (
 )
 SPARK_CONF_REUSE_EXECUTOR_ONCE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", "2")
 SPARK_CONF_DONT_REUSE_EXECUTOR_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerExecutor", "1")
-SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", _GREATEST)
+# Spark refuses as many as spark.task.maxFailures: the node must be excluded before the job is given up.
+SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", _ONE_LESS)
 SPARK_CONF_REUSE_NODE_ONCE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "2")
 SPARK_CONF_DONT_REUSE_NODE_FOR_SAME_TASK: Final = ("spark.excludeOnFailure.task.maxTaskAttemptsPerNode", "1")
 
@@ -49,6 +51,7 @@ SPARK_CONF_DONT_REUSE_FAILED_NODE_IN_APP: Final = ("spark.excludeOnFailure.appli
 
 # The names that programs for Horovod 0.28 use.
 SPARK_CONF_MAX_INT: Final = _GREATEST
+SPARK_CONF_MAX_INT_MINUS_ONE: Final = _ONE_LESS
 SPARK_CONF_REUSE_FAILING_NODE: Final = SPARK_CONF_REUSE_FAILED_NODE
 SPARK_CONF_DONT_REUSE_FAILING_NODE: Final = SPARK_CONF_DONT_REUSE_FAILED_NODE
 SPARK_CONF_REUSE_FAILING_NODE_IN_APP: Final = SPARK_CONF_REUSE_FAILED_NODE_IN_APP

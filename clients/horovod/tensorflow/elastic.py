@@ -20,7 +20,9 @@ import tensorflow as tf
 
 from horovod._keras.elastic import KerasState, VariablesState
 from horovod.base.errors import TrainingCode, code_of, coded
+from horovod.common.basics import init as init
 from horovod.common.basics import join_again
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import leave_at_next_commit, run_fn
 from horovod.common.exceptions import HorovodInternalError
 from horovod.tensorflow.functions import broadcast_variables

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -45,9 +46,10 @@ def test_slots_of_nodes(monkeypatch: pytest.MonkeyPatch, arguments: dict[str, An
     assert elastic_v2.RayHostDiscovery(**newer).find_available_hosts_and_slots() == slots
 
 
-def test_hosts_that_change_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("module", [elastic, elastic_v2])
+def test_hosts_that_change_at_random(monkeypatch: pytest.MonkeyPatch, module: Any) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: nodes(*((name, {"CPU": 2.0}) for name in "abcd")))
-    discovery = elastic.TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=0)
+    discovery = module.TestDiscovery(min_hosts=1, max_hosts=3, change_frequency_s=0)
     before = discovery.find_available_hosts_and_slots()
     sizes = set()
     for _ in range(200):
@@ -56,6 +58,22 @@ def test_hosts_that_change_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.add(len(found))
         before = found
     assert sizes == {1, 2, 3}
+
+
+@pytest.mark.parametrize("module", [elastic, elastic_v2])
+def test_arguments_of_test_discoveries(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, module: Any
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: nodes(("a", {"CPU": 4.0, "GPU": 2.0})))
+    caplog.set_level(logging.INFO)
+    quiet = module.TestDiscovery(1, 1, 60, use_gpu=True, cpus_per_slot=1, gpus_per_slot=2, verbose=False)
+    assert quiet.find_available_hosts_and_slots() == {"a": 1}
+    assert not caplog.records
+    with pytest.warns(UserWarning, match=ends_with(SettingCode.UNSUPPORTED)):
+        told = module.TestDiscovery(1, 1, 60, cpus_per_slot=2, _graceful=False)
+    assert told.find_available_hosts_and_slots() == {"a": 2}
+    assert told.find_available_hosts_and_slots() == {"a": 2}
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from error_codes import ends_with
 from py4j.protocol import Py4JError
 from pyspark import SparkConf
 
-from horovod.base.errors import DataCode, LaunchCode, WorldCode
+from horovod.base.errors import DataCode, LaunchCode, TrainingCode, WorldCode
 from horovod.base.settings import Settings
 from horovod.launch.host_names import HostNames
 from horovod.launch.own_coordinator import OwnCoordinator
@@ -356,3 +356,31 @@ def test_names_that_programs_for_earlier_releases_import() -> None:
             assert failing == getattr(conf, f"SPARK_CONF_{kind}_FAILED_NODE{scope}")
             assert failing[0] in conf.SPARK_CONF_DEFAULT_VALUES
     assert host_hash() == host_hash() != host_hash("salt")
+    assert int(conf.SPARK_CONF_MAX_INT_MINUS_ONE) == int(conf.SPARK_CONF_MAX_INT) - 1
+
+
+def test_modules_that_programs_for_earlier_releases_import() -> None:
+    import torch
+    from packaging.version import Version
+
+    import horovod.spark.keras.util
+    import horovod.spark.tensorflow.compute_worker
+    from horovod.spark.lightning import TorchEstimator
+    from horovod.spark.lightning.estimator import MIN_PL_VERSION
+    from horovod.spark.lightning.legacy import lightning_module
+    from horovod.spark.lightning.packages import import_lightning
+
+    pl = import_lightning()
+    assert Version(MIN_PL_VERSION) <= Version(pl.__version__)
+    model = torch.nn.Linear(2, 1)
+    module = lightning_module(pl, model, torch.optim.SGD(model.parameters(), 0.1), None, ["x"], ["y"], None)
+    assert isinstance(module, pl.LightningModule)
+    assert module.model is model
+    estimator = TorchEstimator(model=model)
+    assert estimator.setNumGPUs(2).getNumGPUs() == estimator.getNumGpus() == 2
+    keras = horovod.spark.keras.util.import_keras("keras")
+    dense = keras.Sequential([keras.layers.Input([2]), keras.layers.Dense(1)])
+    content = horovod.spark.keras.util.to_bytes(dense)
+    assert horovod.spark.keras.util.from_bytes(keras, content, None, compiled=False).count_params() == 3
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
+        horovod.spark.tensorflow.compute_worker.workers_of_each(2, 3)

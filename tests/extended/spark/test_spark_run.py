@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import venv
@@ -19,11 +21,20 @@ from error_codes import ends_with
 from resources import eventually
 
 import horovod.spark
-from horovod.base.errors import LaunchCode, SettingCode
+from horovod.base.errors import LaunchCode, SettingCode, TrainingCode
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark import conf, job
 from horovod.spark.common.backend import SparkBackend
 
+READS_FROM_A_SERVICE = """
+import json, sys
+import tensorflow as tf
+from horovod.tensorflow.data.compute_service import TfDataServiceConfig, send_to_data_service
+config = TfDataServiceConfig.read(sys.argv[1], wait_for_file_creation=True)
+dataset = send_to_data_service(tf.data.Dataset.range(40).map(lambda number: number * 3), config, rank=0, size=1)
+print(json.dumps([int(number) for number in dataset]))
+config.compute_client().shutdown()
+"""
 FAILED = "Horovod detected that one or more processes exited with non-zero status"
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,6 +49,36 @@ def spark(made_context: Any) -> Any:
 
 def run(function: Any, *args: Any, **options: Any) -> list[Any]:
     return horovod.spark.run(function, args, num_proc=options.pop("num_proc", 2), **options)
+
+
+def test_a_service_that_computes_data_sets(tmp_path: Path) -> None:
+    from horovod.spark.tensorflow.compute_worker import main
+
+    path = str(tmp_path / "config.json")
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
+        main(2, "compute", path, 60)  # for three workers
+    service = threading.Thread(target=main, args=(1, "compute", path, 60, 2), daemon=True)
+    service.start()
+    done = subprocess.run(
+        [sys.executable, "-c", READS_FROM_A_SERVICE, path], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(done.stdout)) == [3 * number for number in range(40)]
+    service.join(60)
+    assert not service.is_alive()
+    assert not Path(path).exists()
+
+
+def test_spark_takes_the_settings_together(spark: Any) -> None:
+    """Tasks that are run again without end, on the same node, though nodes on which tasks fail may be left out."""
+    jvm = spark._jvm.org.apache.spark
+    settings = jvm.SparkConf(False)
+    for name in ("ALWAYS_RESTART_FAILED_TASK", "BLACKLIST_ENABLED", "REUSE_NODE_ALWAYS_FOR_SAME_TASK"):
+        settings.set(*getattr(conf, f"SPARK_CONF_{name}"))
+    jvm.scheduler.HealthTracker.validateExcludeOnFailureConfs(settings)
+    settings.set(conf.SPARK_CONF_REUSE_NODE_ALWAYS_FOR_SAME_TASK[0], conf.SPARK_CONF_MAX_INT)
+    with pytest.raises(Exception, match="maxTaskAttemptsPerNode"):
+        jvm.scheduler.HealthTracker.validateExcludeOnFailureConfs(settings)
 
 
 def test_results_places_variables_and_output() -> None:

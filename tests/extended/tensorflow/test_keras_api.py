@@ -71,6 +71,7 @@ def _signature(function: Any) -> str:
 
 def _contract() -> None:
     import horovod.keras
+    import horovod.tensorflow.elastic
     import horovod.tensorflow.keras
 
     for module in (horovod.keras, horovod.tensorflow.keras):
@@ -86,7 +87,12 @@ def _contract() -> None:
                 assert inspect.getdoc(public), (place, name)
             assert sorted(signatures) == sorted(place.__all__) or place is module
         assert set(SIGNATURES) < set(module.__all__)
+        assert module.elastic.init is module.init
+        assert module.elastic.shutdown is module.shutdown
+        assert module.elastic.TensorFlowKerasState is horovod.tensorflow.elastic.TensorFlowKerasState
         assert [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert horovod.tensorflow.elastic.init is horovod.tensorflow.init
+    assert horovod.tensorflow.elastic.shutdown is horovod.tensorflow.shutdown
 
 
 def _what_every_framework_has() -> None:

@@ -14,6 +14,7 @@ _OTHER_NAMES = {
     "train_reader_num_workers": "TrainReaderNumWorker",
     "val_reader_num_workers": "ValReaderNumWorker",
     "inmemory_cache_all": "InMemoryCacheAll",
+    "num_gpus": "NumGPUs",
 }
 
 

@@ -14,6 +14,7 @@ from horovod.base.errors import TrainingCode
 from horovod.spark.common.accessors import accessors
 from horovod.spark.common.columns import Metadata
 from horovod.spark.common.params import refused
+from horovod.spark.lightning.packages import MIN_PL_VERSION as MIN_PL_VERSION
 from horovod.spark.lightning.packages import import_lightning, package_of
 from horovod.spark.lightning.remote import RUN, Training, train
 from horovod.spark.torch.modules import ModuleEstimator

@@ -10,7 +10,7 @@ from packaging.version import Version
 from horovod.base.errors import DataCode, coded
 
 _PACKAGES: Final = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
-_LEAST: Final = Version("2.0")
+MIN_PL_VERSION: Final = "2.0"  # the least release of either package
 
 
 def package_of(model: Any) -> str | None:
@@ -29,8 +29,10 @@ def import_lightning(name: str | None = None) -> Any:
             pl = importlib.import_module(package)
         except ModuleNotFoundError:
             continue
-        if Version(pl.__version__) < _LEAST:
-            sentence = f"{package} {pl.__version__} is too old for the lightning TorchEstimator, which needs {_LEAST}."
+        if Version(pl.__version__) < Version(MIN_PL_VERSION):
+            sentence = (
+                f"{package} {pl.__version__} is too old for the lightning TorchEstimator, which needs {MIN_PL_VERSION}."
+            )
             raise RuntimeError(coded(DataCode.MISSING_DATA_PACKAGE, sentence))
         return pl
     sentence = f"{name or 'Lightning'} is not installed. Install it with: pip install 'horovod[lightning]'"

@@ -24,38 +24,47 @@ from horovod.tensorflow.data.rendezvous import Service
 def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
     """Calls hvd.init(), and leaves hvd.shutdown() to the caller.
 
-    Raises ValueError for a number of processes that can't be shared out to the dispatchers.
+    Raises ValueError as `workers_of_each`.
     """
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
-    if size % dispatchers:
+    each = workers_of_each(dispatchers, size)
+    with contextlib.ExitStack() as stack:
+        config = None
+        if rank == 0:
+            service = Service(key := secrets.token_bytes(32), each)
+            stack.callback(service.close)
+            config = TfDataServiceConfig(dispatchers, each, dispatcher_side, service.addresses, key, timeout)
+            config.write(configfile)
+            stack.callback(Path(configfile).unlink, missing_ok=True)
+        compute_worker_fn(hvd.broadcast_object(config, name="TfDataServiceConfig"))
+
+
+def workers_of_each(dispatchers: int, size: int) -> int:
+    """How many of `size` workers belong to each dispatcher. ValueError if they can't be shared out evenly."""
+    if dispatchers < 1 or size % dispatchers:
         raise ValueError(
             coded(
                 TrainingCode.INVALID_ARGUMENT,
                 f"Number of processes ({size}) must be a multiple of the number of dispatchers ({dispatchers}).",
             )
         )
-    with contextlib.ExitStack() as stack:
-        config = None
-        if rank == 0:
-            service = Service(key := secrets.token_bytes(32), size // dispatchers)
-            stack.callback(service.close)
-            config = TfDataServiceConfig(
-                dispatchers, size // dispatchers, dispatcher_side, service.addresses, key, timeout
-            )
-            config.write(configfile)
-            stack.callback(Path(configfile).unlink, missing_ok=True)
-        compute_worker_fn(hvd.broadcast_object(config, name="TfDataServiceConfig"))
+    return size // dispatchers
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
-    """The command line."""
+def arguments_parser() -> argparse.ArgumentParser:
+    """Of the command lines of the service, this one and that of Spark."""
     parser = argparse.ArgumentParser(description="Workers of a tf.data service for training with Horovod")
     parser.add_argument("configfile", help="where rank 0 writes what training processes need to find the service")
     parser.add_argument("--dispatchers", type=int, default=1, help="number of dispatchers, a divisor of -np")
     parser.add_argument("--dispatcher-side", default="compute", choices=["compute", "training"])
     parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for dispatchers and workers")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    options = arguments_parser().parse_args(arguments)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # GPUs are for training
     main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)
     hvd.shutdown()

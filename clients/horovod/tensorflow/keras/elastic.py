@@ -26,7 +26,10 @@ import tensorflow as tf
 from horovod._keras import elastic as shared
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
+from horovod.common.basics import init as init
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import leave_at_next_commit as leave_at_next_commit
+from horovod.tensorflow.elastic import TensorFlowKerasState as TensorFlowKerasState
 from horovod.tensorflow.elastic import run as run
 
 keras: Any = tf.keras

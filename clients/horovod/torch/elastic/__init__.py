@@ -15,7 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from horovod.common.basics import init as init
 from horovod.common.basics import join_again
+from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import leave_at_next_commit, run_fn
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.elastic.state import TorchState
