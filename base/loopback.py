@@ -12,7 +12,13 @@ LOOPBACK_DOWN = (
 
 
 def loopback_is_down(address: str) -> bool:
-    """Whether no packet can be sent to this numeric loopback address. Nothing is sent."""
+    """Whether no packet can be sent to this numeric loopback address. Nothing is sent.
+
+    False if there is no socket to find out with, as without free file descriptors: who opens the next one says why.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        return probe.connect_ex((address, 9)) in (errno.ENETUNREACH, errno.EADDRNOTAVAIL)
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            return probe.connect_ex((address, 9)) in (errno.ENETUNREACH, errno.EADDRNOTAVAIL)
+    except OSError:
+        return False
