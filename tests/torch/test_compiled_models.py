@@ -1,9 +1,13 @@
-"""Models and steps under torch.compile train like the plain ones, with gradients reduced in the backward pass."""
+"""Models and steps under torch.compile train like the plain ones, with gradients reduced in the backward pass.
+
+tests/extended/torch/test_compiled_steps.py has the backend "inductor", and more optimizers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import compiled_steps
 import pytest
 import tiers
 from optimizer_model import counted_questions
@@ -66,3 +70,42 @@ def test_equals_the_plain_model(pair: World, compiled: str, options: dict[str, i
     assert found[0][1] == expected[0][1], "every gradient is reduced once a step"
     for weights, wanted in zip(found[0][0], expected[0][0], strict=True):
         assert weights == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+STEP_CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("whole", "aot_eager", {}),
+    ("whole", "aot_eager", {"traced_backward": True}),
+    ("optimizer", "aot_eager", {}),
+    ("whole", "eager", {"marked": True}),
+]
+
+
+@pytest.mark.longer
+@pytest.mark.parametrize(("compiled", "backend", "options"), tiers.some(STEP_CASES, 2), ids=str)
+def test_compiled_steps_equal_plain_ones(pair: World, compiled: str, backend: str, options: dict[str, Any]) -> None:
+    compiled_steps.check(pair, compiled, backend, **options)
+
+
+def _in_one_graph() -> str:
+    import torch
+    from optimizer_model import distributed_sgd, linear, rows
+
+    model = linear()
+    optimizer = distributed_sgd(model)
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def step(x: Any) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    try:
+        step(rows())
+    except torch._dynamo.exc.Unsupported as refusal:
+        return str(refusal)
+    return "no error"
+
+
+def test_torch_refuses_a_whole_step_in_one_graph(pair: World) -> None:
+    for sentence in pair.run(_in_one_graph):
+        assert "zero_grad" in sentence

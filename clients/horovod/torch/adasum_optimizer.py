@@ -24,6 +24,7 @@ from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
 from horovod.torch.same_weights import same_weights
+from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import Named, WrappedOptimizer, named_group, share_state, tell_schedulers
 from horovod.worker.runtime.context import current
 
@@ -87,6 +88,7 @@ class AdasumOptimizer(WrappedOptimizer):
             )
         )
 
+    @untraced
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes this rank's own step, then combines the changes of all ranks; every rank must call it equally often.
 
@@ -122,6 +124,7 @@ class AdasumOptimizer(WrappedOptimizer):
                 parameter.add_(compression.decompress(synchronize(handle), context))
         return loss
 
+    @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients. AssertionError where the backward pass has begun a step that has not ended."""
         if self._hvd_steps is not None and self._hvd_steps.in_flight:
@@ -136,12 +139,14 @@ class AdasumOptimizer(WrappedOptimizer):
             self._hvd_steps.restart()
         super().zero_grad(set_to_none)
 
+    @untraced
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Only the overlap depends on it: gradients of several passes add up, and `step` says when to go on."""
         self._hvd_arguments.backward_passes_per_step = self.backward_passes_per_step = passes
         if self._hvd_steps is not None:
             self._hvd_steps.set_passes(passes)
 
+    @untraced
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state and forgets a step that has begun."""
         if self._hvd_steps is not None:
@@ -150,6 +155,7 @@ class AdasumOptimizer(WrappedOptimizer):
         share_state(self, self._hvd_original)
         self._hvd_same_weights.ask()
 
+    @untraced
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which take part from the next step on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)

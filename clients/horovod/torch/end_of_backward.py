@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from horovod import _core
+from horovod.torch.untraced import untraced
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
@@ -56,6 +57,8 @@ class EndOfBackward:
         for hook in moving:
             hook.remove()
 
+    # Where the step that calls backward() is compiled, Dynamo would trace both, as it does all that autograd calls.
+    @untraced
     def _over(self) -> None:
         self._asked = None
         node = _current_node()
@@ -69,6 +72,7 @@ class EndOfBackward:
         self.forget()
         self._moving = [after.register_prehook(self._move) for after, _ in node.next_functions if after is not None]
 
+    @untraced
     def _move(self, _: object) -> None:
         self.forget()
         self.expect()

@@ -21,6 +21,7 @@ from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
+from horovod.common.script import level_of_the_script
 from horovod.torch import unreduced
 from horovod.torch.adasum_optimizer import AdasumOptimizer
 from horovod.torch.adasum_overlap import check_one_by_one
@@ -30,6 +31,7 @@ from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import calling_grad_scaler, is_called_by_grad_scaler
 from horovod.torch.optimizer_arguments import check_is_optimizer, unnamed_parameters
 from horovod.torch.reducer import GradientReducer
+from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import (
     Arguments,
     Named,
@@ -76,6 +78,7 @@ class _DistributedOptimizer(WrappedOptimizer):
         """Whose gradients are on their way, as keys; empty after a backward pass that waited for the averages."""
         return self._hvd_reducer.on_their_way()
 
+    @untraced
     def synchronize(self) -> None:
         """Waits until all gradients are reduced; afterwards they may be clipped or inspected.
 
@@ -114,6 +117,15 @@ class _DistributedOptimizer(WrappedOptimizer):
         loss that the closure returns, gets the average over the ranks. Raises what `synchronize` does, and ValueError
         where `param_groups` has a parameter that came past `add_param_group`.
         """
+        closure = self._hvd_begin_step(closure)
+        # torch.compile may trace the step of the user's class, and nothing else.
+        result = super().step() if closure is None else super().step(closure)
+        self._hvd_end_step()
+        return result
+
+    @untraced
+    def _hvd_begin_step(self, closure: Callable[[], Any] | None) -> Callable[[], Any] | None:
+        """The closure that the step of the user's class is to have."""
         tell_schedulers(self._hvd_original)
         if self._hvd_reducer.enabled:
             self._hvd_check(self._hvd_reducer.watches)
@@ -130,20 +142,23 @@ class _DistributedOptimizer(WrappedOptimizer):
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
                     "optimizer.synchronize(). The gradients are reduced already and are not reduced again. Write: "
                     "with optimizer.skip_synchronize(): optimizer.step()",
-                    stacklevel=2,
+                    stacklevel=level_of_the_script(),
                 )
             else:
                 reducer.synchronize(scaled=reducer.watched_by_others and is_called_by_grad_scaler())
         self._hvd_reducer.forget_averages()
         self._hvd_synchronized = False
-        result = super().step() if closure is None else super().step(closure)
+        return closure
+
+    @untraced
+    def _hvd_end_step(self) -> None:
         self._hvd_reducer.steps += 1
-        return result
 
     def _hvd_closure(self, closure: Callable[[], Any], synchronizes: bool) -> Callable[[], Any]:
         """synchronizes: after `closure`, which has done so itself otherwise."""
         agrees = decides_by_loss(self) and self._hvd_reducer.enabled
 
+        @untraced
         def together() -> Any:
             loss = closure()
             if synchronizes:
@@ -152,6 +167,7 @@ class _DistributedOptimizer(WrappedOptimizer):
 
         return together
 
+    @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients and counts backward passes anew. AssertionError while gradients are being reduced.
 
@@ -169,12 +185,14 @@ class _DistributedOptimizer(WrappedOptimizer):
         self._hvd_synchronized = False
         super().zero_grad(set_to_none)
 
+    @untraced
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Reduces after `passes` backward passes from now on; the local gradients are summed up meanwhile."""
         _check_passes(passes)
         self._hvd_reducer.set_passes(passes)
         self._hvd_arguments.backward_passes_per_step = self.backward_passes_per_step = passes
 
+    @untraced
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state and forgets reductions in flight."""
         self._hvd_reducer.reset()
@@ -184,6 +202,7 @@ class _DistributedOptimizer(WrappedOptimizer):
         share_state(self, self._hvd_original)
         self._hvd_reducer.compare_weights()
 
+    @untraced
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, whose gradients are reduced from now on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)

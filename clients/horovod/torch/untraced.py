@@ -1,0 +1,19 @@
+"""What torch.compile runs as it is, without tracing it: code that talks to other ranks or keeps books about a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def untraced(function: _Function) -> _Function:
+    """torch.compiler.disable for functions of a module, which imports the compiler of PyTorch only when one is called.
+
+    Two frames of PyTorch stand between the function and its caller.
+    """
+    made: _Function = torch._disable_dynamo(function)  # type: ignore[attr-defined,no-untyped-call,unused-ignore]
+    return made
