@@ -10,7 +10,9 @@ from worlds import World
 BATCHES = [6, 6, 3, 7]  # rows; what was compiled for the first two is compiled again for any number
 
 
-def train(compiled: str, backend: str, kind: str, traced_backward: bool, marked: bool, clip: bool, **options: Any) -> Any:
+def train(
+    compiled: str, backend: str, kind: str, traced_backward: bool, marked: bool, clip: bool, **options: Any
+) -> Any:
     """This rank's weights in the end.
 
     compiled: "no", "whole" (the step with zero_grad, forward, backward and step), "forward and backward" or

@@ -9,7 +9,6 @@ import compiled_steps
 import pytest
 from worlds import World
 
-
 LONG_SECONDS = 500.0  # a busy machine takes a minute and more to compile a step
 
 
