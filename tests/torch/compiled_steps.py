@@ -85,4 +85,4 @@ def check(
     found = world.run(train, compiled, *arguments, **options)
     assert found[0] == found[1]
     for weights, wanted in zip(found[0], expected[0], strict=True):
-        assert weights == pytest.approx(wanted, rel=1e-6, abs=1e-7)  # compiled, Adam computes some in float32
+        assert weights == pytest.approx(wanted, rel=1e-9, abs=1e-11)

@@ -36,7 +36,7 @@ def _construction() -> None:
     refused(TrainingCode.INVALID_NAMES, "(name, parameter)", named_parameters=list(model.parameters()))
     twice = [("weight", named[0][1]), ("weight", named[1][1])]
     refused(TrainingCode.INVALID_NAMES, "duplicates: weight", named_parameters=twice)
-    refused(TrainingCode.INVALID_NAMES, id(named[1][1]), named_parameters=named[:1])
+    refused(TrainingCode.INVALID_NAMES, "parameter 1 of group 0", named_parameters=named[:1])
     for groups in (0, -1, "2", 1.5):  # the API promises the words
         words = "groups should be a non-negative integer or a list of list of torch.Tensor."
         refused(TrainingCode.INVALID_GROUPS, words, groups=groups)

@@ -27,7 +27,7 @@ def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         ("whole", {}),
         ("whole", {"traced_backward": True}),
         ("forward and backward", {"kind": "AdamW", "groups": 2, "marked": True}),
-        ("optimizer", {"kind": "Adam", "clip": True}),
+        ("optimizer", {"kind": "RMSprop", "clip": True}),
     ],
     ids=str,
 )
