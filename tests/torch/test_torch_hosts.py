@@ -131,7 +131,7 @@ def _with_a_forked_child() -> int:
     if hvd.rank() == 1:
         child = os.fork()
         if child == 0:
-            os._exit(int(hvd.is_initialized()))
+            os._exit(0 if hvd.is_initialized() and hvd.rank() == 1 else 1)
         assert os.waitpid(child, 0)[1] == 0
     return int(hvd.allreduce(torch.ones(100_000), op=hvd.Sum)[-1])
 
