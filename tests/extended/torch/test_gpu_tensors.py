@@ -173,22 +173,30 @@ assert fake_gpu.cuda.standin_cuda_count(b"pinned") > 0
         )
 
 
-def test_complex_numbers_are_refused_by_name(files: list[str]) -> None:
-    """As on the CPU (test_alone.py)."""
+def test_complex_numbers_travel(files: list[str]) -> None:
+    """As on the CPU (test_views.py)."""
     run(
         files,
         """
-x = on_gpu(torch.ones(2, dtype=torch.complex64))
-one = (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.alltoall, hvd.reducescatter, hvd.broadcast, hvd.broadcast_)
-for call in (*one, hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-    options = {"root_rank": 0} if "broadcast" in call.__name__ else {}
-    try:
-        call(x if call in one else [on_gpu([1.0]), x], name="counts", **options)
-    except ValueError as error:
-        facts = ("torch.complex64", "torch.view_as_real(tensor)", f"'{call.__name__.rstrip('_')}.counts'")
-        assert re.search(ends_with(OperationCode.UNSUPPORTED_DTYPE, *facts), str(error)), error
-    else:
-        raise AssertionError("it was taken")
+values = [1 + 2j, 3 - 4j]
+groups = fake_gpu.count("groups")
+for name in ("allreduce", "allreduce_", "allgather", "alltoall", "reducescatter", "broadcast", "broadcast_"):
+    x = on_gpu(torch.tensor(values))
+    result = getattr(hvd, name)(x, name=name, **({"root_rank": 0} if "broadcast" in name else {}))
+    assert result.is_cuda and result.dtype == torch.complex64 and result.cpu().tolist() == values, name
+    assert (result is x) == name.endswith("_"), name
+for name in ("grouped_allreduce", "grouped_allgather", "grouped_reducescatter"):
+    real, result = getattr(hvd, name)([on_gpu([1.0]), on_gpu(torch.tensor(values))], name=name)
+    assert real.cpu().tolist() == [1.0] and result.is_cuda and result.cpu().tolist() == values, name
+assert fake_gpu.count("groups") == groups + 10  # none went through the host's memory
+x = on_gpu(torch.tensor(values))
+assert hvd.allreduce_(x, op=hvd.Sum, postscale_factor=2.0) is x and x.cpu().tolist() == [2 + 4j, 6 - 8j]
+try:
+    hvd.allreduce(x, op=hvd.Max, name="counts")
+except ValueError as error:
+    assert re.search(ends_with(OperationCode.UNDEFINED_REDUCTION, "hvd.Max", "complex"), str(error)), error
+else:
+    raise AssertionError("it was taken")
 """,
     )
 
