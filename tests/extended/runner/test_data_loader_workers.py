@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -88,20 +89,27 @@ def test_a_rank_saves_after_a_signal(
     assert still_alive(family) == []
 
 
+def _terminate(processes: list[psutil.Process]) -> None:
+    """Those that were told first may have ended others meanwhile."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGTERM)
+
+
 def test_elastic_ranks_leave_when_a_scheduler_signals_every_process_at_once(launch: Launch, program: Program) -> None:
     launched = launch("-np", "2", "--min-np", "1", *program(ELASTIC))
     launched.lines(2)
     family = launched.remember_family()
-    for process in [psutil.Process(launched.process.pid), *family]:
-        os.kill(process.pid, signal.SIGTERM)
+    _terminate([psutil.Process(launched.process.pid), *family])
     code, _, err = launched.finish()
     assert code == 128 + signal.SIGTERM
-    # On a busy machine the launcher's own signal comes so late that it counts as a second one.
+    # On a busy machine the launcher's own signal comes so late that it counts as a second one, or comes between worlds.
     ways = (
         "has left the job (it got SIGTERM), and ends with exit code 143.\n",
         "A second SIGTERM: this process ends at once",
+        "SIGTERM: this process waits for the next world, and ends",
     )
-    assert sum(map(err.count, ways)) == 2, err
+    assert sum(map(err.count, ways)) >= 2, err
     assert still_alive(family) == []
 
 
@@ -110,8 +118,7 @@ def test_the_others_go_on_without_a_rank_whose_workers_got_the_signal_too(launch
     launched.lines(2)
     family = launched.remember_family()
     rank = next(one for one in family if one.parent() == psutil.Process(launched.process.pid) and one.children())
-    for process in (rank, *rank.children()):
-        os.kill(process.pid, signal.SIGTERM)
+    _terminate([rank, *rank.children()])
     launched.lines(2)  # the other rank, and the process that takes its place
     launched.signal(signal.SIGTERM)
     _, _, err = launched.finish()
