@@ -4,6 +4,7 @@
 
 #include "collectives/adasum.h"
 #include "collectives/algorithms.h"
+#include "collectives/averages.h"
 #include "collectives/backend.h"
 #include "kernels/kernels.h"
 #include "transport/mesh.h"
@@ -58,6 +59,8 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
   if (type == OpType::allreduce && batch[0]->spec.reduce_op == ReduceOp::adasum) {
     return adasum(plane, batch);
   }
+  if (averages_integers(batch[0]->spec)) [[unlikely]]
+    return average_integers(plane, batch);
   if (traits_of(type).no_tensors) return {};  // the order log says already that every member has arrived
   const Algorithms& way = algorithms_of(type);
   if (plane.region) {

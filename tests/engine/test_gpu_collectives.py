@@ -101,6 +101,10 @@ def test_integer_average_truncates_toward_zero(world: GpuWorld) -> None:
     def body(member: GpuMember) -> None:
         got = member.allreduce(np.array([1, -1] if member.rank == 0 else [0, 0], np.int64), op=AVERAGE)
         np.testing.assert_array_equal(got, [1, -1] if member.size == 1 else [0, 0])
+        for dtype in (np.int8, np.int64):  # no sum of these fits the type
+            largest = np.iinfo(dtype).max
+            got = member.allreduce(np.array([largest, -largest], dtype), f"average.{np.dtype(dtype)}", AVERAGE)
+            np.testing.assert_array_equal(got, [largest, -largest])
 
     world.run(body)
 

@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -220,8 +221,22 @@ struct {
 struct Pending {
   std::shared_ptr<Submission> submission;
   std::vector<float> data;
+  std::vector<int64_t> integers;  // memory of int8 or int64
   int index;
 };
+
+// Averages of integers: each member has the largest one less its place, so that no sum fits the type.
+DType integer_type(int index) { return index % 2 == 0 ? DType::int8 : DType::int64; }
+bool scatters_integers(int index) { return index % 4 < 2; }
+
+int64_t integer_at(DType dtype, const void* memory, int64_t at) {
+  return dtype == DType::int8 ? static_cast<const int8_t*>(memory)[at] : static_cast<const int64_t*>(memory)[at];
+}
+
+void fill_integers(DType dtype, std::vector<int64_t>& memory, int length, int less) {
+  memory.assign(static_cast<size_t>(length), std::numeric_limits<int64_t>::max() - less);
+  if (dtype == DType::int8) std::memset(memory.data(), std::numeric_limits<int8_t>::max() - less, memory.size() * 8);
+}
 
 // Adasum of constant vectors, of which any two point the same way: that of two is their mean.
 float means_by_tree(std::vector<float> values) {
@@ -253,7 +268,7 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
   std::vector<int> lengths, kinds, roots;
   for (int i = 0; i < count; ++i) {
     lengths.push_back(static_cast<int>(shared() % 8 == 0 ? shared() % 60000 : shared() % 300));
-    kinds.push_back(static_cast<int>(shared() % 6));
+    kinds.push_back(static_cast<int>(shared() % 7));
     roots.push_back(ranks[shared() % ranks.size()]);
   }
   std::vector<int> order(count);
@@ -280,6 +295,20 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
       for (int r : ranks) {
         for (int k = 0; k < lengths[i] + r; ++k, ++at) CHECK(*at == r + 1, "allgather %d gave %f", i, *at);
       }
+    } else if (kinds[i] == 6) {
+      const DType dtype = integer_type(i);
+      const int64_t most =
+          dtype == DType::int8 ? std::numeric_limits<int8_t>::max() : std::numeric_limits<int64_t>::max();
+      const int64_t rows = scatters_integers(i) ? split_rows(lengths[i], size, place).count : lengths[i];
+      const void* found = one.integers.data();
+      if (scatters_integers(i)) {
+        found = one.submission->outputs[0].data.get();
+        CHECK(one.submission->outputs[0].shape[0] == rows, "rows of an average");
+      }
+      for (int64_t k = 0; k < rows; ++k) {
+        const int64_t value = integer_at(dtype, found, k);
+        CHECK(value == most - size / 2, "average %d gave %lld", i, static_cast<long long>(value));
+      }
     } else if (kinds[i] == 5) {  // its weights are rounded
       for (float value : one.data) CHECK(std::abs(value - mean) < 1e-5f * mean, "Adasum %d gave %f", i, value);
     } else {
@@ -298,9 +327,10 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     one->data.assign(static_cast<size_t>(length), static_cast<float>(rank + 1));
     one->submission = std::make_shared<Submission>();
     OpSpec& spec = one->submission->spec;
-    constexpr OpType types[] = {OpType::allreduce, OpType::allreduce,     OpType::broadcast,
-                                OpType::allgather, OpType::reducescatter, OpType::allreduce};
+    constexpr OpType types[] = {OpType::allreduce,     OpType::allreduce, OpType::broadcast, OpType::allgather,
+                                OpType::reducescatter, OpType::allreduce, OpType::allreduce};
     spec.type = types[kinds[i]];
+    if (kinds[i] == 6 && scatters_integers(i)) spec.type = OpType::reducescatter;
     if (kinds[i] == 5) spec.reduce_op = ReduceOp::adasum;
     spec.name = "thread" + std::to_string(thread) + ".op" + std::to_string(i);
     spec.process_set = set;
@@ -308,6 +338,12 @@ bool run_thread(Engine& engine, int rank, int set, const std::vector<int>& ranks
     spec.root = spec.type == OpType::broadcast ? roots[i] : 0;
     auto* memory = reinterpret_cast<std::byte*>(one->data.data());
     const bool in_place = spec.type == OpType::allreduce || spec.type == OpType::broadcast;
+    if (kinds[i] == 6) {
+      spec.reduce_op = ReduceOp::average;
+      spec.tensors[0].dtype = integer_type(i);
+      fill_integers(integer_type(i), one->integers, length, place);
+      memory = reinterpret_cast<std::byte*>(one->integers.data());
+    }
     one->submission->spans = {{memory, in_place ? memory : nullptr, length}};
     const bool tells = i % 3 == 0;
     const bool leaves = i % 9 == 1;  // waits for a moment, and then asks to be told

@@ -71,7 +71,7 @@ def is_floating(dtype: str) -> bool:
 
 
 def reduced(inputs: list[np.ndarray], op: str, dtype: str, prescale: float = 1.0, postscale: float = 1.0) -> np.ndarray:
-    """postscale * REDUCE(prescale * x); integers are cut toward zero after each multiplication and wrap."""
+    """postscale * REDUCE(prescale * x); integers are cut toward zero after each multiplication, and sums wrap."""
 
     def scaled(x: np.ndarray, factor: float) -> np.ndarray:
         if factor == 1 or dtype == "bool":

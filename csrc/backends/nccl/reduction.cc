@@ -141,6 +141,9 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
   }
   const bool sum = op == ReduceOp::sum || op == ReduceOp::average;
   const bool average = op == ReduceOp::average;
+  if (average && size > 1 && !is_floating(dtype)) {
+    return refused("adds up " + std::string(name_of(dtype)) + " in that type, which the sum may not fit");
+  }
   if (spec.prescale == 1.0 && spec.postscale == 1.0) {
     if (average && size == 1) plan.op = kSum;  // else NCCL multiplies by 1, and refuses that for float8
     return {};

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/averages.h"
 #include "collectives/sparse/balanced.h"
 #include "kernels/kernels.h"
 
@@ -25,6 +26,7 @@ Status check_bytes(const OpSpec& spec, const std::string& sender, const std::str
 bool is_eager(const OpSpec& spec, int size) {
   if (spec.type != OpType::allreduce && spec.type != OpType::broadcast) return false;
   if (spec.device != DeviceKind::cpu || spec.tensors.empty() || spec.reduce_op == ReduceOp::adasum) return false;
+  if (averages_integers(spec)) return false;
   if (!spec.uniform_dtype()) return false;
   const size_t bytes = spec.bytes();
   return bytes <= kMostBytes && bytes * static_cast<size_t>(size - 1) <= kMostReceivedBytes;

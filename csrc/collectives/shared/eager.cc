@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "collectives/averages.h"
 #include "collectives/rows.h"
 #include "collectives/shared/gather.h"
 #include "kernels/kernels.h"
@@ -148,7 +149,7 @@ bool is_eager(const OpSpec& spec, uint32_t id, int size) {
     default:
       return false;
   }
-  if (spec.reduce_op == ReduceOp::adasum) return false;
+  if (spec.reduce_op == ReduceOp::adasum || averages_integers(spec)) return false;
   return spec.uniform_dtype() && spec.bytes() <= kEagerBytes;
 }
 

@@ -62,6 +62,29 @@ def test_without_nccl_what_demands_it_is_refused(operation: str) -> None:
             assert set(found.values()) == {"host"}
 
 
+def averages_of_integers() -> bool:
+    """Whether they went by NCCL, which adds up in the tensor's type."""
+    import fake_gpu
+    import torch
+
+    import horovod.torch as hvd
+
+    calls = fake_gpu.count("groups")
+    for dtype in (torch.int8, torch.int64):
+        most = torch.iinfo(dtype).max
+        tensor = fake_gpu.on_gpu(torch.full((2,), most, dtype=dtype))
+        assert hvd.allreduce(tensor).cpu().tolist() == [most, most]
+        assert hvd.reducescatter(tensor).cpu().tolist() == [most]
+    return bool(fake_gpu.count("groups") > calls)
+
+
+@pytest.mark.parametrize("operations", ["auto", "nccl"])
+def test_averages_of_integers_go_through_the_host(operations: str) -> None:
+    """A demand for NCCL is one that there is NCCL, not that it can do everything."""
+    with standin_world(2, HOROVOD_GPU_OPERATIONS=operations) as keeper:
+        assert keeper.get().run(averages_of_integers) == [False, False]
+
+
 def what_is_built() -> tuple[bool, int]:
     import horovod.torch as hvd
 

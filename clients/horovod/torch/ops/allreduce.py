@@ -3,7 +3,8 @@
     result = postscale_factor * REDUCE(prescale_factor * tensor)      element by element over the ranks
 
 REDUCE is `op`: Average (the default; the sum divided by the number of ranks), Sum, Min, Max or Product. For integers
-each multiplication by a factor is done in double precision and truncated toward zero, and Sum wraps around.
+each multiplication by a factor is done in double precision and truncated toward zero, and Sum wraps around. Average of
+integers is exact: no sum is too large, and the quotient is truncated toward zero.
 """
 
 from __future__ import annotations
