@@ -1,8 +1,11 @@
 """An HTTP/1.1 server of a few dozen lines on asyncio, for pages that people and probes read: GET and HEAD only.
 
 No framework: aiohttp brings seven packages, and http.server a thread for each reader. One answer for each connection,
-which is then closed; a request has a limit of bytes and of seconds, and at most MAX_READERS are served at a time. An
-error of a page is in the log with its traceback and the reader gets a status without it.
+which is then closed. An error of a page is in the log with its traceback and the reader gets a status without it.
+
+Probes decide by these pages whether a process lives, so nobody may keep them from an answer: a connection has HEAD_S,
+TLS included, to say what it wants, and when MAX_READERS are connected a newcomer takes the seat of one that says
+nothing (base/seats.py). It is refused in no case.
 """
 
 from __future__ import annotations
@@ -10,14 +13,22 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
+
+from horovod.base.seats import Seats, peer_of
+from horovod.base.tasks import end_tasks
 
 MAX_REQUEST_BYTES = 16 << 10
-REQUEST_S = 10.0
+HEAD_S = 1.0  # for the handshake of TLS and the head of a request together
+ANSWER_S = 10.0  # until the reader has the answer
 MAX_READERS = 64
+MAX_READERS_OF_PEER = 16
+ACCEPT_AGAIN_S = 0.2  # after the system could not accept a connection, as without free file descriptors
 
 _log = logging.getLogger(__name__)
 
@@ -41,47 +52,97 @@ class WebServer:
         self._pages = dict(pages)
         self._expected = None if token is None else f"Bearer {token}".encode()
         self._open_pages = open_pages
-        self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._listening: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
         self._readers: set[asyncio.Task[None]] = set()
+        self._seats: Seats[asyncio.Task[None]] = Seats(MAX_READERS, MAX_READERS_OF_PEER)
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """The port. tls: for HTTPS. OSError when it can't listen there."""
-        patience = {} if tls is None else {"ssl_handshake_timeout": REQUEST_S}
-        self._server = await asyncio.start_server(self._begin, host, port, limit=MAX_REQUEST_BYTES, ssl=tls, **patience)
-        return int(self._server.sockets[0].getsockname()[1])
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        try:
+            for family, address in dict.fromkeys((entry[0], str(entry[4][0])) for entry in found):
+                listening = socket.create_server((address, port), family=family)
+                self._listening.append(listening)
+                listening.setblocking(False)
+                port = int(listening.getsockname()[1])
+        except OSError:
+            self._close_listening()
+            raise
+        self._tls = tls
+        self._accepting = [loop.create_task(self._accept(one)) for one in self._listening]
+        return port
 
     async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            for reader in self._readers:
-                reader.cancel()
-            await asyncio.gather(*self._readers, return_exceptions=True)
-            self._server = None
+        await end_tasks(self._accepting)
+        self._close_listening()
+        await end_tasks(self._readers)
 
-    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._readers) >= MAX_READERS:
-            writer.close()
-            return
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
-        self._readers.add(task)
-        task.add_done_callback(self._readers.discard)
+    def _close_listening(self) -> None:
+        for one in self._listening:
+            one.close()
+        self._listening.clear()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self, listening: socket.socket) -> None:
+        """For ever. One connection in each turn of the event loop, whose other tasks go on while strangers connect."""
+        loop, is_told = asyncio.get_running_loop(), False
+        while True:
+            try:
+                connection, (address, *_) = await loop.sock_accept(listening)
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if not is_told:
+                    _log.warning("No page can be shown: accepting a connection failed: %s.", error.strerror or error)
+                is_told = True
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            is_told = False
+            reader = loop.create_task(self._serve(connection))
+            self._readers.add(reader)
+            reader.add_done_callback(self._readers.discard)
+            reader.add_done_callback(self._seats.leave)
+            reader.add_done_callback(lambda _, connection=connection: connection.close())  # type: ignore[misc]
+            if (going := self._seats.take(peer_of(address), reader)) is not None:
+                going.cancel()
+            await asyncio.sleep(0)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        writers: list[asyncio.StreamWriter] = []
         try:
-            await asyncio.wait_for(self._converse(reader, writer), REQUEST_S)
+            head = await asyncio.wait_for(self._head(connection, writers), HEAD_S)
+            if (reader := asyncio.current_task()) is not None:
+                self._seats.spoke(reader)
+            await asyncio.wait_for(self._converse(head, writers[0]), ANSWER_S)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             pass  # the reader went away, or is too slow
         finally:
-            writer.close()
+            for writer in writers:
+                writer.transport.abort()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _head(self, connection: socket.socket, writers: list[asyncio.StreamWriter]) -> bytes | None:
+        """The head of the request; None if it is too long. The way to the reader is put into `writers`."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=MAX_REQUEST_BYTES)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        patience: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": HEAD_S}
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **patience)
+        writers.append(asyncio.StreamWriter(transport, protocol, reader, loop))
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            method, target, _version = head[0].split(" ")
-        except (ValueError, asyncio.LimitOverrunError):
+            return await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return None
+
+    async def _converse(self, head: bytes | None, writer: asyncio.StreamWriter) -> None:
+        lines = (head or b"").decode("latin-1").split("\r\n")
+        try:
+            method, target, _version = lines[0].split(" ")
+        except ValueError:
             method, answer = "GET", _refusal(HTTPStatus.BAD_REQUEST)
         else:
-            answer = await self._answer(method, target.partition("?")[0], _headers(head[1:]))
+            answer = await self._answer(method, target.partition("?")[0], _headers(lines[1:]))
         body = answer.text.encode()
         more = "WWW-Authenticate: Bearer\r\n" if answer.status is HTTPStatus.UNAUTHORIZED else ""
         writer.write(
@@ -91,7 +152,8 @@ class WebServer:
         )
         if method != "HEAD":
             writer.write(body)
-        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
 
     async def _answer(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
         if path not in self._pages:
