@@ -78,7 +78,7 @@ class Seats(Generic[Guest]):
 
 
 def peer_of(address: str) -> str:
-    """Whose seats a numeric address counts for: of IPv6 its network, of anything else (such as a socket's path) itself."""
+    """Whose seats a numeric address takes: those of its network for IPv6. Anything else takes its own."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
