@@ -72,6 +72,10 @@ class TrainingCode(ErrorCode):
         "not-reduced",
         "Gradients that no call of Horovod has reduced were to be applied. Let the distributed optimizer reduce them.",
     )
+    DROPPED_AVERAGES = (
+        "dropped-averages",
+        "Gradients were averaged and then cleared, and no step was taken with them. Call zero_grad() after step().",
+    )
     CHANGED_GRADIENTS = (
         "changed-gradients",
         "Gradients were changed or dropped while they were being reduced. Call optimizer.synchronize() before that.",

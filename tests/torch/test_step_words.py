@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from horovod.common.ops.step_words import FLAGS, Asked, Digests, Outcome, Word, flags, heard, held_up, numbers
+from horovod.common.ops.step_words import FLAGS, Asked, Digests, Outcome, Past, Word, flags, heard, held_up, numbers
 
 MADE, FINAL, LACKS, AWAY = Word
+STEPPED, DROPPED, EMPTY = Past
 JOINED = None  # adds zeros
 
 
@@ -71,6 +72,32 @@ def test_digests_that_go_along(digests: tuple[object, ...], answer: Digests, uni
         for place, digest in enumerate(order):
             rows.append([0.0] * FLAGS if digest == "joined" else flags(MADE, place == 1, digest))  # type: ignore[arg-type]
         assert heard([unit * one for one in _sums(rows)], 3, unit).digests is answer
+
+
+@pytest.mark.parametrize(
+    ("said", "parted", "empty"),
+    [
+        ([(MADE, STEPPED), (MADE, STEPPED), (MADE, STEPPED)], False, False),
+        ([(MADE, DROPPED), (MADE, DROPPED), (FINAL, EMPTY)], False, False),
+        ([(MADE, STEPPED), (MADE, DROPPED), (MADE, STEPPED)], True, False),
+        ([(FINAL, STEPPED), (MADE, DROPPED), JOINED], True, False),
+        ([(FINAL, STEPPED), (FINAL, EMPTY), (FINAL, EMPTY)], True, False),
+        ([(FINAL, EMPTY), (FINAL, EMPTY), (FINAL, EMPTY)], False, True),
+        ([(FINAL, EMPTY), JOINED, (FINAL, EMPTY)], False, True),
+        ([(FINAL, EMPTY), (FINAL, None), (FINAL, EMPTY)], False, False),  # one does not know
+        ([(FINAL, None), (FINAL, STEPPED), (MADE, None)], False, False),
+        ([(LACKS, None), (MADE, STEPPED), (MADE, DROPPED)], False, False),  # it comes again with FINAL
+        ([(FINAL, STEPPED), (AWAY, None), (FINAL, EMPTY)], False, False),  # not all ranks have said what they did
+    ],
+)
+@pytest.mark.parametrize("unit", [1.0, 1 / 3])
+def test_what_became_of_averages(
+    said: list[tuple[Word, Past | None] | None], parted: bool, empty: bool, unit: float
+) -> None:
+    for order in itertools.permutations(said):
+        rows = [[0.0] * FLAGS if one is JOINED else flags(one[0], False, past=one[1]) for one in order]
+        it = heard([unit * one for one in _sums(rows)], 3, unit)
+        assert (it.parted, it.empty) == (parted, empty)
 
 
 OTHER = None  # waits for something else

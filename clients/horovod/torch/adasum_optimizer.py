@@ -23,6 +23,7 @@ from horovod.torch.compression import Compressor, GradientCompressor
 from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
+from horovod.torch.past_steps import guard, not_reduced
 from horovod.torch.same_weights import same_weights
 from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import Named, WrappedOptimizer, named_group, share_state, tell_schedulers
@@ -35,6 +36,7 @@ class AdasumOptimizer(WrappedOptimizer):
     @functools.cached_property
     def _hvd_steps(self) -> StepsInBackward | None:
         """Made with the optimizer, but for one that was unpickled before hvd.init(): then when it is first needed."""
+        guard(self._hvd_original, self._hvd_stepped_past)
         if not current().settings.adasum_overlap:
             return None
         steps = StepsInBackward(self, type(self._hvd_original), self._hvd_arguments.backward_passes_per_step)
@@ -49,6 +51,10 @@ class AdasumOptimizer(WrappedOptimizer):
     @functools.cached_property
     def _hvd_exchange(self) -> Exchange:
         return Exchange(f"adasum.{min(name for name, _ in self._hvd_named)}.same", self._hvd_arguments.process_set)
+
+    def _hvd_stepped_past(self) -> None:
+        """Before a step past this optimizer: AssertionError."""
+        raise not_reduced("and with op=hvd.Adasum only that one's step combines the changes of all ranks")
 
     def _hvd_trained(self) -> Named:
         return [(name, parameter) for name, parameter in self._hvd_named if parameter.requires_grad]
@@ -111,7 +117,11 @@ class AdasumOptimizer(WrappedOptimizer):
         self._hvd_exchange.say(self._hvd_same_weights.digest())
         with torch.no_grad():
             before = [parameter.detach().clone() for _, parameter in trained]
-        loss = super().step() if closure is None else super().step(closure)
+        self._hvd_stepping = True
+        try:
+            loss = super().step() if closure is None else super().step(closure)
+        finally:
+            self._hvd_stepping = False
         compression = self._hvd_compression
         with torch.no_grad():
             handles = []
@@ -123,6 +133,8 @@ class AdasumOptimizer(WrappedOptimizer):
             for (_, parameter), (handle, context) in zip(trained, handles, strict=True):
                 parameter.add_(compression.decompress(synchronize(handle), context))
         return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch runs the hooks around it when it loads state
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -30,6 +30,7 @@ from horovod.common.ops.handles import AnyHandle
 from horovod.torch.end_of_backward import EndOfBackward
 from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
+from horovod.torch.past_steps import is_guard
 from horovod.torch.slots import Slot
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class StepsInBackward:
         alone: Any = object.__new__(self._kind)
         alone.__dict__.update(optimizer.__dict__)
         alone.__dict__.pop("step", None)  # a learning-rate scheduler's, which counts
+        alone._hvd_stepping = True
         alone.param_groups = [{**group, "params": [copy]}]
         alone.state = defaultdict(dict)
         if parameter in optimizer.state:
@@ -279,7 +281,7 @@ def _has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     module = sys.modules[torch.optim.Optimizer.__module__]
     own = (optimizer.__dict__.get(f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
     everywhere = (getattr(module, f"_global_optimizer_{when}_hooks", None) for when in ("pre", "post"))
-    return any((*own, *everywhere))
+    return any(not is_guard(hook) for hooks in (*own, *everywhere) if hooks for hook in hooks.values())
 
 
 def _remove(hooks: list[Any]) -> None:

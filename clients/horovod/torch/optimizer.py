@@ -30,6 +30,7 @@ from horovod.torch.compression import Compression, Compressor, GradientCompresso
 from horovod.torch.devices import warn_of_wrong_devices
 from horovod.torch.grad_scaler import calling_grad_scaler, is_called_by_grad_scaler
 from horovod.torch.optimizer_arguments import check_is_optimizer, unnamed_parameters
+from horovod.torch.past_steps import guard
 from horovod.torch.reducer import GradientReducer
 from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import (
@@ -61,7 +62,10 @@ class _DistributedOptimizer(WrappedOptimizer):
         arguments = self._hvd_arguments
         if arguments.process_set.process_set_id is None and self.process_set is arguments.process_set:
             self.process_set = arguments.process_set = of_ranks(arguments.process_set.ranks)
-        return _reducer(self, self._hvd_named, arguments)
+        reducer = _reducer(self, self._hvd_named, arguments)
+        if reducer.enabled:
+            guard(self._hvd_original, reducer.stepped_past)
+        return reducer
 
     # Scripts and libraries look at these three.
     @property
@@ -146,13 +150,17 @@ class _DistributedOptimizer(WrappedOptimizer):
                 )
             else:
                 reducer.synchronize(scaled=reducer.watched_by_others and is_called_by_grad_scaler())
-        self._hvd_reducer.forget_averages()
         self._hvd_synchronized = False
+        self._hvd_stepping = True
         return closure
 
     @untraced
     def _hvd_end_step(self) -> None:
+        self._hvd_stepping = False
+        self._hvd_reducer.note_step()
         self._hvd_reducer.steps += 1
+
+    step.hooked = True  # type: ignore[attr-defined]  # else PyTorch runs the hooks around it when it loads state
 
     def _hvd_closure(self, closure: Callable[[], Any], synchronizes: bool) -> Callable[[], Any]:
         """synchronizes: after `closure`, which has done so itself otherwise."""
@@ -163,6 +171,9 @@ class _DistributedOptimizer(WrappedOptimizer):
             loss = closure()
             if synchronizes:
                 self._hvd_reducer.synchronize()
+            else:
+                self._hvd_reducer.settle()
+            self._hvd_reducer.note_step()  # the closure may clear the gradients when it is called again
             return loss_of_all(loss, self._hvd_arguments, min(name for name, _ in self._hvd_named)) if agrees else loss
 
         return together

@@ -32,17 +32,18 @@ from horovod.common.gradients import name_of_group
 from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
 from horovod.common.ops.objects import allgather_object
-from horovod.common.ops.step_words import Heard, Outcome, Word
+from horovod.common.ops.step_words import Heard, Outcome, Past, Word
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import SameWeights
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
 from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
+from horovod.torch.past_steps import not_reduced
 from horovod.torch.reduced_twice import Rivals
 from horovod.torch.same_gradients import SameGradients
 from horovod.torch.same_weights import same_weights
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot
-from horovod.torch.step_errors import Report, sentence
+from horovod.torch.step_errors import Report, dropped, parted, sentence
 from horovod.worker.runtime.context import current
 
 TOO_MANY_PASSES: Final = coded(
@@ -99,6 +100,9 @@ class GradientReducer:
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
         self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
         self.stale = False  # gradients were computed since the last synchronize()
+        # What becomes of averages: they are in `.grad`, then a step is taken with them or the script drops them.
+        self._left = False  # they are there, and neither has happened
+        self._stepped: bool | None = None  # which of the two has happened to the last ones; None: neither, or not known
         self._scaler: weakref.ref[Any] | None = None  # the GradScaler that was seen to call step()
         self._same_weights = self._compare(optimizer)
         weakref.finalize(self, _remove, self._hooks).atexit = False
@@ -221,10 +225,11 @@ class GradientReducer:
                 slot.several_times = True
                 return
             raise AssertionError(_made_several_times(slot.name) if again else TOO_MANY_PASSES)
+        self._drop_averages()
         if self._averaged:
             if self._open and not slot.was_added_to():
                 self._settle(skipped=True)
-            self.forget_averages()
+            self._averaged = False
             if slot.was_added_to():
                 raise AssertionError(TOO_MANY_PASSES)
         if self._frozen and id(slot.parameter) in self._frozen:
@@ -310,8 +315,9 @@ class GradientReducer:
         self._hand_over(wait_follows=True)
         self._start_parts_of_groups()
         with in_place_of_script():
-            self._all_made.say(Word.MADE, digest=self._same_weights.digest())
+            self._all_made.say(Word.MADE, digest=self._same_weights.digest(), past=self._past())
             heard = self._all_made.hear()
+            self._check_past(heard)
             self._compare_weights(heard)
             if heard.outcome is not Outcome.UNMADE:
                 self._finish()
@@ -327,6 +333,7 @@ class GradientReducer:
         else:
             self._clear()
         self._averaged, self._open = True, is_open
+        self._left = True
         for slot in self._slots.values():
             slot.remember()
             if is_open and slot.parameter.grad is not None:
@@ -366,7 +373,7 @@ class GradientReducer:
         Raises AssertionError, on all ranks: the script has changed a gradient meanwhile. scaled: so it has.
         """
         if self.averaged:
-            self.forget_averages()
+            self._averaged = False
             return
         if self._open:
             self._settle(scaled)
@@ -374,6 +381,7 @@ class GradientReducer:
         self._unfreeze()
         self._begin()
         try:
+            past = self._past()
             changes = self._changes(self._over)
             self._queue_held()
             missing = [slot for slot in self._slots.values() if not slot.queued and slot.parameter.requires_grad]
@@ -385,14 +393,17 @@ class GradientReducer:
             self._hand_over(wait_follows=True)
             self._start_parts_of_groups()
             digest = self._same_weights.digest()
-            self._all_made.say(Word.FINAL, bool(changes) or scaled, digest=digest)
+            self._all_made.say(Word.FINAL, bool(changes) or scaled, digest=digest, past=past)
             self._finish()
             self._agree(digest, Report(changes, scaled, missing=tuple(slot.name for slot in missing)))
         finally:
             self._clear()
+        self._left = True
 
     def settle(self) -> None:
         """The script takes the step without `synchronize`. AssertionError: it has not called that before."""
+        if self._past() is Past.EMPTY:
+            raise AssertionError(coded(TrainingCode.DROPPED_AVERAGES, dropped(self.steps + 1)))
         if self._open:
             self._settle()
         elif self._active:
@@ -408,7 +419,9 @@ class GradientReducer:
         """The script clears the gradients: passes are counted anew. AssertionError as by `synchronize`."""
         if self._open:
             self._settle(skipped=True)
-        self.forget_averages()
+        self._drop_averages()
+        self._averaged = False
+        self.stale = False
         if self.passes > 1:
             for slot in self._slots.values():
                 slot.countdown = self.passes
@@ -423,10 +436,12 @@ class GradientReducer:
             self._agree(digest, Report(changes, scaled, skipped))
         finally:
             self._clear()
+        self._left = True
 
     def _agree(self, digest: int | None, report: Report) -> None:
         """Waits until all ranks are here. AssertionError where one has changed a gradient."""
         heard = self._all_made.until_over(report.is_change, digest)
+        self._check_past(heard)
         if not heard.changed:
             self._compare_weights(heard)
             return
@@ -437,6 +452,29 @@ class GradientReducer:
                 everybody = allgather_object(report, f"{self._all_made.wire}.reports", self.process_set)
                 reports = dict(zip(ranks, everybody, strict=True))
         raise AssertionError(coded(TrainingCode.CHANGED_GRADIENTS, sentence(self.steps + 1, reports, len(self._slots))))
+
+    def _past(self) -> Past | None:
+        """What this rank tells the others of the last averages.
+
+        Nothing of those of an earlier world, whose steps may have been undone, nor of those from before hvd.join(),
+        when ranks may have taken different numbers of steps.
+        """
+        if not self._all_made.has_heard:
+            self._stepped = None
+        if self._stepped is None:
+            return None
+        if not self._stepped and not self.stale and not self._has_gradients():
+            return Past.EMPTY
+        if current().settings.different_weights == "ignore":
+            return None
+        return Past.STEPPED if self._stepped else Past.DROPPED
+
+    def _check_past(self, heard: Heard) -> None:
+        """AssertionError, on all ranks: some or all of them have dropped averages where a step was to be taken."""
+        if heard.parted:
+            raise AssertionError(coded(TrainingCode.DROPPED_AVERAGES, parted(self.steps + 1)))
+        if heard.empty:
+            raise AssertionError(coded(TrainingCode.DROPPED_AVERAGES, dropped(self.steps + 1)))
 
     def _start_parts_of_groups(self) -> None:
         for group in self._groups:
@@ -460,9 +498,32 @@ class GradientReducer:
         self.stale = False
         self._sender.finished()
 
-    def forget_averages(self) -> None:
-        """The script has taken what a backward pass waited for: the next synchronize() reduces anew."""
-        self._averaged = False
+    def note_step(self) -> None:
+        """A step was taken with the averages: the next synchronize() reduces anew."""
+        self._averaged = self._left = False
+        self._stepped = True
+
+    def _drop_averages(self) -> None:
+        if self._left:
+            self._left = self._stepped = False
+
+    def stepped_past(self) -> None:
+        """A step begins past the distributed optimizer. AssertionError: it would not be the same on all ranks."""
+        if self._active or self._open:
+            raise not_reduced("while gradients were being reduced or other ranks waited for this one")
+        if self.stale and self._has_gradients():
+            raise not_reduced(
+                "with gradients that were not reduced yet (gradients are after "
+                f"{self.passes} backward passes, as backward_passes_per_step says)"
+            )
+        if self._past() is Past.EMPTY:
+            raise AssertionError(coded(TrainingCode.DROPPED_AVERAGES, dropped(self.steps + 1)))
+        self.note_step()
+
+    def _has_gradients(self) -> bool:
+        """Whether any is there that is not zero, such as one that the script has set itself."""
+        gradients = [slot.parameter.grad for slot in self._slots.values()]
+        return any(one.layout is not torch.strided or bool(one.any()) for one in gradients if one is not None)
 
     def reset(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
@@ -483,7 +544,8 @@ class GradientReducer:
         self._buckets.clear()
         self._held.clear()
         self._queued = 0
-        self._active = self._averaged = self._open = self._over = False
+        self._active = self._averaged = self._open = self._over = self._left = False
+        self._stepped = None
         self._end.forget()
         for slot in self._slots.values():
             slot.end()

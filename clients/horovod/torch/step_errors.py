@@ -41,6 +41,26 @@ def sentence(step: int, reports: Mapping[int, Report], parameters: int) -> str:
     return f"{told}, {IN_FLIGHT} {why or f'This was step {step} of this optimizer.'} No rank has taken the step."
 
 
+def dropped(step: int) -> str:
+    """All ranks have cleared the averages that a step was to be taken with. step: counted from 1."""
+    return (
+        "optimizer.step() was called after optimizer.zero_grad() had cleared the averages that loss.backward() left, "
+        "and no gradient has been made since, so there is nothing to take the step with. Call optimizer.zero_grad() "
+        "before loss.backward() or after optimizer.step(), and leave out step() where a step is skipped. "
+        f"This was step {step} of this optimizer. No rank has taken the step."
+    )
+
+
+def parted(step: int) -> str:
+    """Some ranks have cleared the last averages, and others took a step with them. step: counted from 1."""
+    return (
+        "Some ranks have taken a step with the last averages, and others have cleared them without one (by "
+        "optimizer.zero_grad() between loss.backward() and optimizer.step(), or since a guard skipped the step), so "
+        "the ranks' weights differ. Skip a step on all ranks or on none: decide by the averages, or by what "
+        f"hvd.allreduce says. This rank's next step is its step {step}."
+    )
+
+
 def _change(report: Report) -> str:
     """With a place for the ranks."""
     if report.changes:

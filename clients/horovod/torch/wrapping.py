@@ -55,6 +55,7 @@ class WrappedOptimizer(_Base):
     _hvd_named: Named
     _hvd_arguments: Arguments
     _hvd_wrap: Callable[[torch.optim.Optimizer, Named, Arguments], Any]  # made this one; pickle finds it by its name
+    _hvd_stepping = False  # inside step(), for past_steps.py
     _hvd_checked: Sequence[int] = ()  # ids of the parameters that it had when they were last looked at
     backward_passes_per_step: int
 

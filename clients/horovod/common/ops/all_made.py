@@ -25,7 +25,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops import questions
 from horovod.common.ops.questions import Question
 from horovod.common.ops.specs import reduction, set_number, set_size
-from horovod.common.ops.step_words import FLAGS, Heard, Outcome, Word, flags, heard
+from horovod.common.ops.step_words import FLAGS, Heard, Outcome, Past, Word, flags, heard
 from horovod.common.process_sets import ProcessSet
 from horovod.worker.runtime.context import Context, current
 
@@ -84,8 +84,15 @@ class AllMade:
         spec = reduction(OpType.ALLREDUCE, self._op, 1.0 / self._factor, self._factor, number)
         return spec, set_size(self.process_set)
 
-    def say(self, word: Word, changed: bool = False, quiet: bool = True, digest: int | None = None) -> None:
-        """Says a word to the other ranks. quiet: has the meaning of the engine's `wait_follows`. digest: goes along."""
+    def say(
+        self,
+        word: Word,
+        changed: bool = False,
+        quiet: bool = True,
+        digest: int | None = None,
+        past: Past | None = None,
+    ) -> None:
+        """Says a word to the other ranks. quiet: means what the engine's `wait_follows` does. The rest goes along."""
         self.enter_world()
         self._settle()
         self.word = word
@@ -94,7 +101,7 @@ class AllMade:
             self.waits = word
         if self.wire is None or self._released:
             return
-        self._sums[:] = array("f", flags(word, changed, digest))
+        self._sums[:] = array("f", flags(word, changed, digest, past))
         spec, self._size = self.reduction()
         if self._size > 1:
             address, _ = self._sums.buffer_info()
@@ -112,8 +119,8 @@ class AllMade:
         return heard(self._sums, self._size, 1.0 if self._op == Sum else 1.0 / self._size)
 
     def until_over(self, changed: bool, digest: int | None = None) -> Heard:
-        """After FINAL: waits until all ranks have said so, unless one is away."""
-        while (it := self.hear()).outcome not in (Outcome.OVER, Outcome.RELEASED):
+        """After FINAL: waits until all ranks have said so, unless one is away, or all stop since ranks have parted."""
+        while not (it := self.hear()).parted and it.outcome not in (Outcome.OVER, Outcome.RELEASED):
             self.say(Word.FINAL, changed, digest=digest)
         return replace(it, changed=it.changed or changed)
 
@@ -138,6 +145,11 @@ class AllMade:
         self.word = self.waits = None
         self.begun = self.submitted = self._released = False
         self._earlier = self._handle is not None
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether this rank has heard words of others, in this world and since the last hvd.join()."""
+        return self._world is current() and self.round > questions.first_round()
 
     def enter_world(self) -> None:
         if self._world is not current():

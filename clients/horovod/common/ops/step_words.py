@@ -15,6 +15,9 @@ All ranks say a word, the flags of all words are added up, and from the sums fol
 
 A rank that has joined (hvd.join) adds zeros to the flags, so it agrees to everything.
 
+A word also says what became of the averages of the step before (Past). From the sums follows whether some ranks took a
+step with them and others dropped them, and whether all have dropped them and made no gradients since.
+
 A word may carry a digest of the weights that its rank trains (common/same_weights.py), as flags too: one for each bit,
 and one that says that there is a digest. From the sums follows whether the digests are equal, or that ranks without one
 must bring theirs in the next step.
@@ -45,6 +48,14 @@ class Outcome(Enum):
     RELEASED = "released"
 
 
+class Past(IntEnum):
+    """What a rank did with the averages of the last step. It says none of these where it does not know."""
+
+    STEPPED = 0
+    DROPPED = 1  # cleared without a step, and made gradients since
+    EMPTY = 2  # cleared without a step, and made no gradients since
+
+
 class Digests(Enum):
     NONE = "none"
     WANTED = "wanted"  # some ranks brought one, others did not
@@ -59,20 +70,25 @@ class Heard:
     changed: bool  # a rank's script has changed a gradient that is not what all ranks' step() will see
     digests: Digests = Digests.NONE
     everybody: bool = False  # no rank has joined, as far as that is known
+    parted: bool = False  # some ranks took a step with the last averages, and others dropped them
+    empty: bool = False  # all ranks dropped the last averages, and have nothing to take a step with
 
 
 DIGEST_BITS: Final = 32
 _CHANGED: Final = len(Word)
-_HAS_DIGEST: Final = _CHANGED + 1
+_PAST: Final = _CHANGED + 1
+_HAS_DIGEST: Final = _PAST + len(Past)
 _BITS: Final = _HAS_DIGEST + 1
 FLAGS: Final = _BITS + DIGEST_BITS
 
 
-def flags(word: Word, changed: bool, digest: int | None = None) -> list[float]:
+def flags(word: Word, changed: bool, digest: int | None = None, past: Past | None = None) -> list[float]:
     """digest: of DIGEST_BITS bits."""
     made = [0.0] * FLAGS
     made[word] = 1.0
     made[_CHANGED] = float(changed)
+    if past is not None:
+        made[_PAST + past] = 1.0
     if digest is not None:
         made[_HAS_DIGEST] = 1.0
         made[_BITS:] = [float(digest >> bit & 1) for bit in range(DIGEST_BITS)]
@@ -93,11 +109,14 @@ def heard(sums: Sequence[float], ranks: int = 1, unit: float = 0.0) -> Heard:
         outcome = Outcome.AVERAGED
     else:
         outcome = Outcome.OVER
-    everybody = _of_all(sum(sums[:_CHANGED]), ranks, unit)
+    said = sum(sums[:_CHANGED])
+    everybody = _of_all(said, ranks, unit)
+    stepped, dropped, empty = sums[_PAST:_HAS_DIGEST]
+    parted = outcome in (Outcome.OVER, Outcome.AVERAGED) and stepped > 0 and dropped + empty > 0
     digests = Digests.NONE
     if sums[_HAS_DIGEST] > 0:
         digests = _compared(sums, ranks, unit) if everybody else Digests.LATER
-    return Heard(outcome, sums[_CHANGED] > 0, digests, everybody)
+    return Heard(outcome, sums[_CHANGED] > 0, digests, everybody, parted, 0 < said < empty + 0.5 * unit)
 
 
 def _of_all(value: float, ranks: int, unit: float) -> bool:
