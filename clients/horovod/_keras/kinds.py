@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from horovod._keras.backends import backend_of
-from horovod.base.errors import TrainingCode, coded
-from horovod.common.gradients import Reduction
+from horovod.common.gradients import Reduction, Taken, refuse
 
 
 def is_keras3_optimizer(optimizer: Any) -> bool:
@@ -35,12 +34,14 @@ def distributed_keras(
         from horovod._keras.tf_keras import distribute_tf_keras
 
         return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name)
-    raise ValueError(
-        coded(
-            TrainingCode.UNSUPPORTED_OPTIMIZER,
-            f"hvd.DistributedOptimizer needs an optimizer of Keras, not {type(optimizer).__name__}.",
-        )
+    known = (sys.modules.get(name) for name in ("keras", "tf_keras"))
+    taken = Taken(
+        "an optimizer of Keras",
+        "keras.optimizers.SGD(learning_rate=0.01)",
+        tuple(keras.optimizers.Optimizer for keras in known if keras is not None),
+        "(learning_rate=...)",
     )
+    raise refuse(optimizer, "hvd.DistributedOptimizer", taken, ValueError)
 
 
 def register_local_var(optimizer: Any, variable: Any) -> None:

@@ -7,6 +7,7 @@ horovod._keras.torch_gradients) reads it.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,15 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.worker.runtime.context import current
 
 _LONGEST_GROUP_NAME: Final = 100
+# Base classes of models, by the package and the name, since not every framework is imported.
+_MODELS: Final = {
+    ("torch", "Module"),
+    ("keras", "Layer"),
+    ("tf_keras", "Layer"),
+    ("flax", "Module"),
+    ("mxnet", "Block"),
+    ("mxnet", "BaseModule"),
+}
 
 
 def identity(variable: Any) -> int:
@@ -26,6 +36,43 @@ def identity(variable: Any) -> int:
     value = getattr(variable, "value", variable)
     is_a_value = type(value).__module__.partition(".")[0] in ("jax", "jaxlib")  # JAX has values only, and new ones
     return id(variable if callable(value) or is_a_value else value)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a function takes, in words for a person who gave it something else."""
+
+    kind: str  # such as "an optimizer of torch.optim"
+    example: str  # how one is made
+    classes: tuple[type, ...] = ()  # one of them is asked for
+    arguments: str = "(...)"  # with which these are called
+
+
+def refuse(given: Any, function: str, taken: Taken, error: type[Exception] = TypeError) -> Exception:
+    """The error for `given`, which is not what `function` takes."""
+    remedy = f"{taken.kind}, such as {taken.example}"
+    if given is None:
+        found = "None"
+    elif isinstance(given, type):
+        is_right = issubclass(given, taken.classes)
+        found = f"the class {given.__name__ if is_right else f'{given.__module__}.{given.__qualname__}'}"
+        if is_right:
+            remedy = f"an object of it: {given.__name__}{taken.arguments}"
+    elif is_model(given):
+        found = f"a {type(given).__name__}, which is a model"
+    elif isinstance(given, str):
+        found = f"the string {given!r}"
+    elif inspect.isroutine(given):
+        found = f"the function {given.__name__}"
+        remedy += ", or what the function returns if it makes one"
+    else:
+        found = f"a {type(given).__module__}.{type(given).__qualname__}"
+    return error(coded(TrainingCode.INVALID_ARGUMENT, f"{function} was given {found}. Pass {remedy}."))
+
+
+def is_model(given: object) -> bool:
+    """Whether it is a model, or a layer, of any framework."""
+    return any((base.__module__.partition(".")[0], base.__name__) in _MODELS for base in type(given).__mro__)
 
 
 @dataclass(frozen=True)

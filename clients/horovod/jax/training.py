@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
-from horovod.common.gradients import Reduction, check_passes
+from horovod.common.gradients import Reduction, Taken, check_passes, refuse
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.overlap import allreduce_groups
@@ -73,6 +73,7 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
         An optax.GradientTransformationExtraArgs.
 
     Raises:
+        TypeError: `optimizer` is a model, a function such as optax.adam itself, or something else that is none.
         ValueError, NotImplementedError: arguments that contradict each other. What update() raises is in `allreduce`.
     """
     try:
@@ -83,6 +84,9 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
             "pip install 'horovod[jax]'"
         ) from error
 
+    if isinstance(optimizer, type) or not all(callable(getattr(optimizer, one, None)) for one in ("init", "update")):
+        taken = Taken("an optax.GradientTransformation", "optax.adam(1e-3)")
+        raise refuse(optimizer, "hvd.DistributedOptimizer", taken)
     check_passes(backward_passes_per_step)
     _check_groups(groups)
     reduction = Reduction(compression, op, gradient_predivide_factor, groups, process_set)

@@ -10,7 +10,7 @@ import mxnet as mx
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
-from horovod.common.gradients import Reduction, name_of_group
+from horovod.common.gradients import Reduction, Taken, name_of_group, refuse
 from horovod.common.ops.handles import AnyHandle, synchronize
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet import sparse
@@ -19,6 +19,14 @@ from horovod.mxnet.compression import Compression
 from horovod.mxnet.errors import mxnet_errors
 
 __all__ = ["DistributedOptimizer", "DistributedTrainer"]
+
+
+_OPTIMIZER: Final = Taken(
+    "an optimizer of mx.optimizer",
+    "mx.optimizer.create('sgd', learning_rate=0.01)",
+    (mx.optimizer.Optimizer,),
+    "(learning_rate=...)",
+)
 
 
 class DistributedTrainer(mx.gluon.Trainer):
@@ -44,6 +52,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         op: hvd.Average, hvd.Sum or hvd.Adasum, which is taken of the gradients.
 
     Raises:
+        TypeError: `optimizer` is a class, None or something else that is neither an optimizer nor the name of one.
         ValueError: arguments that contradict each other, or a parameter on several devices, or on a GPU.
         HorovodInternalError: the ranks' gradients do not fit together, or a rank was lost; raised by a step.
     """
@@ -67,6 +76,8 @@ class DistributedTrainer(mx.gluon.Trainer):
                 stacklevel=2,
             )
             optimizer = optimizer._optimizer
+        if not isinstance(optimizer, (str, mx.optimizer.Optimizer)):
+            raise refuse(optimizer, "hvd.DistributedTrainer", _OPTIMIZER)
         self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
         self._are_reduced = False  # the gradients that update() is to use
@@ -128,6 +139,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         process_set: ProcessSet = global_process_set,
         op: int = Average,
     ) -> None:
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise refuse(optimizer, "hvd.DistributedOptimizer", _OPTIMIZER)
         self._optimizer = optimizer
         self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set, op)
 

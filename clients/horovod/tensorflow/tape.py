@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import tensorflow as tf
 
 from horovod._keras.local_layers import weights_of
 from horovod.common.basics import Average
-from horovod.common.gradients import Reduction, groups_of, identity
+from horovod.common.gradients import Reduction, Taken, groups_of, identity, refuse
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
@@ -22,6 +22,9 @@ from horovod.tensorflow.gradients import reduced_but_local
 from horovod.tensorflow.once import hand_out
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
+
+
+_TAPE: Final = Taken("a tf.GradientTape", "the `tape` of `with tf.GradientTape() as tape:`", (tf.GradientTape,), "()")
 
 
 class _DistributedTape(tf.GradientTape):
@@ -99,6 +102,7 @@ def DistributedGradientTape(  # noqa: N802
         scale_local_gradients: divide gradients of sources given to `register_local_source` by the number of ranks.
 
     Raises:
+        TypeError: `gradtape` is a model, a class or something else that is no tape.
         ValueError, NotImplementedError: arguments that contradict each other.
         tf.errors.OpError: what hvd.allreduce raises, by `gradient`.
     """
@@ -108,6 +112,8 @@ def DistributedGradientTape(  # noqa: N802
             stacklevel=2,
         )
         return gradtape
+    if not isinstance(gradtape, tf.GradientTape):
+        raise refuse(gradtape, "hvd.DistributedGradientTape", _TAPE)
     base: Any = type(gradtape)
     tape = object.__new__(_class_of(base))
     tape.__dict__ = gradtape.__dict__

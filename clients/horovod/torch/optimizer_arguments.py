@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from horovod.base.errors import TrainingCode, coded
+from horovod.common.gradients import Taken, refuse
+
+_OPTIMIZER: Final = Taken(
+    "an optimizer of torch.optim",
+    "torch.optim.SGD(model.parameters(), lr=...)",
+    (torch.optim.Optimizer,),
+    "(model.parameters(), lr=...)",
+)
 
 
 def check_is_optimizer(optimizer: Any, function: str) -> None:
     """TypeError when it is none."""
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return
-    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        name = optimizer.__name__
-        found, remedy = f"the class {name}", f"an optimizer made of it: {name}(model.parameters(), lr=...)"
-    elif isinstance(optimizer, torch.nn.Module):
-        found = f"a {type(optimizer).__name__}, which is a model"
-        remedy = "its optimizer, such as torch.optim.SGD(model.parameters(), lr=...)"
-    elif optimizer is None:
-        found, remedy = "None", "an optimizer of torch.optim"
-    else:
-        kind = optimizer if isinstance(optimizer, type) else type(optimizer)
-        article = "the class" if isinstance(optimizer, type) else "a"
-        found, remedy = f"{article} {kind.__module__}.{kind.__qualname__}", "an optimizer of torch.optim"
-    raise TypeError(coded(TrainingCode.INVALID_ARGUMENT, f"{function} was given {found}. Pass {remedy}."))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refuse(optimizer, function, _OPTIMIZER)
 
 
 def unnamed_parameters(optimizer: torch.optim.Optimizer, named: Sequence[tuple[str, torch.Tensor]]) -> str:

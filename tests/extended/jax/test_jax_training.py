@@ -199,6 +199,16 @@ def _arguments() -> None:
     ):
         with pytest.raises(ValueError, match=ends_with(code)):
             hvd.DistributedOptimizer(optax.sgd(0.1), **options)
+    flax = pytest.importorskip("flax.linen")
+    for wrong, fact in (
+        (optax.adam, "function adam"),
+        (optax.GradientTransformation, "class optax"),
+        (flax.Dense(1), "Dense, which is a model"),
+        ("adam", "string 'adam'"),
+        (None, "None"),
+    ):
+        with pytest.raises(TypeError, match=ends_with(TrainingCode.INVALID_ARGUMENT, fact, "optax.adam(1e-3)")):
+            hvd.DistributedOptimizer(wrong)
 
 
 def test_arguments_that_make_no_sense(jax_pair: World) -> None:

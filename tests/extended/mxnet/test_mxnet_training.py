@@ -183,6 +183,19 @@ def _wrong_use() -> None:
     trainer = hvd.DistributedTrainer([param], "sgd")
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
         trainer.allreduce_grads()
+    for wrong, fact in (
+        (mx.optimizer.SGD, "SGD(learning_rate"),
+        (None, "None"),
+        (mx.gluon.nn.Dense(1), "model"),
+        (3, "int"),
+    ):
+        named = ends_with(TrainingCode.INVALID_ARGUMENT, fact)
+        with pytest.raises(TypeError, match=named):
+            hvd.DistributedOptimizer(wrong)
+        with pytest.raises(TypeError, match=named):
+            hvd.DistributedTrainer([param], wrong)
+    with pytest.raises(TypeError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "'sgd'")):
+        hvd.DistributedOptimizer("sgd")
     different = mx.gluon.Parameter("weight", shape=(2 + hvd.rank(),))
     different.initialize()
     with pytest.raises(hvd.HorovodInternalError, match=ends_with(OperationCode.MISMATCHED)):

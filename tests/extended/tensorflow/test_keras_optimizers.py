@@ -276,8 +276,25 @@ def _refused() -> None:
     variable = tf.Variable(1.0)
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_GROUPS, "once")):
         hvd.DistributedGradientTape(tf.GradientTape(), groups=[[variable], [variable]])
-    with pytest.raises(ValueError, match=ends_with(TrainingCode.UNSUPPORTED_OPTIMIZER, "not int")):
-        hvd.DistributedOptimizer(3)
+    wrong = [
+        (3, ["int"]),
+        (None, ["None"]),
+        ("adam", ["string 'adam'"]),
+        (sgd, ["class SGD", "SGD(learning_rate"]),
+        (int, ["class builtins.int"]),
+        (keras.Sequential([keras.layers.Dense(1)]), ["Sequential", "model"]),
+        (keras.optimizers.get, ["function get"]),
+    ]
+    for given, facts in wrong:
+        named = ends_with(TrainingCode.INVALID_ARGUMENT, "DistributedOptimizer", *facts)
+        for function in (hvd.DistributedOptimizer, horovod.keras.DistributedOptimizer):
+            with pytest.raises(ValueError, match=named):
+                function(given)
+    for given, facts in [*wrong[:3], (tf.GradientTape, ["class GradientTape", "GradientTape()"]), *wrong[4:]]:
+        named = ends_with(TrainingCode.INVALID_ARGUMENT, "DistributedGradientTape", *facts)
+        for function in (hvd.DistributedGradientTape, hvd.PartialDistributedGradientTape):
+            with pytest.raises(TypeError, match=named):
+                function(given)
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "backward_passes_per_step", "0")):
         horovod.keras.PartialDistributedOptimizer(sgd(), backward_passes_per_step=0)
     with pytest.warns(UserWarning, match="distributed already"):
