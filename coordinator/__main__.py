@@ -165,8 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--web-token-file",
         metavar="FILE",
-        help="readers of the status page and of /metrics must send the secret in this file as a bearer token; asked "
-        "for where other hosts can connect. It is not the members' token",
+        help="readers of the status page and of /metrics must send the secret in this file as a bearer token, or open "
+        "/?token=SECRET once in a browser; needed where other hosts can connect. On loopback a coordinator without it "
+        "makes a secret and prints the link. It is not the members' token",
     )
     parser.add_argument(
         "--web-tls", action="store_true", help="show them over HTTPS, with the certificate of --tls-cert"
@@ -242,10 +243,8 @@ async def _serve(config: CoordinatorConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = CoordinatorServer(config)
     await server.start()
-    if config.web_listen is not None:
-        web_address = ListenAddress(ListenAddress.parse(config.web_listen).host, server.web_port)
-        scheme = "https" if config.web_tls else "http"
-        print(f"horovod-coordinator shows its state at {scheme}://{web_address}", flush=True)
+    if server.web_link:
+        print(f"horovod-coordinator shows its state at {server.web_link}", flush=True)
     address = ListenAddress(ListenAddress.parse(config.listen).host, server.port)
     print(f"horovod-coordinator is listening on {address}", flush=True)
     end_telemetry = otel.start("horovod-coordinator", server.registry)

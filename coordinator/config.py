@@ -30,7 +30,8 @@ class CoordinatorConfig:
     open_store: what it opens is closed with the coordinator.
     services: what else is served here, such as the way of a function to the ranks of horovod.run.
     web_listen: where to show the pages of web/server.py; None: nowhere.
-    web_token: asked for by all pages but the probes'; needed where other hosts can connect.
+    web_token: asked for by all pages but the probes'; needed where other hosts can connect. None: a random one is made,
+        unless `insecure`.
     web_tls: shows the pages over HTTPS, with the certificate of `tls`.
     told_level: at which the log repeats what rank 0 shows to the user.
     """

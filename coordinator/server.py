@@ -15,6 +15,7 @@ import grpc
 from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import Registry
+from horovod.base.telemetry.http import link_of
 from horovod.protos.v1.story_pb2 import StoryEntry
 
 from .address import ListenAddress, reason_of
@@ -51,6 +52,8 @@ class CoordinatorServer:
     def __init__(self, config: CoordinatorConfig = CoordinatorConfig()) -> None:  # noqa: B008 - a frozen value
         self.port = 0  # of members; after `start`
         self.web_port = 0  # of the pages; after `start`, where the configuration has any
+        self.web_token = config.web_token  # which readers of the pages show; after `start` also one that was made
+        self.web_link = ""  # for a browser; with the token in it if that was made here, so that nobody else knows it
         self._config = config
         self._opened = contextlib.AsyncExitStack()
         self._grace_s: float | None = None  # for calls that run when the server stops
@@ -117,7 +120,10 @@ class CoordinatorServer:
         config, address = self._config, ListenAddress.parse(listen)
         tls = config.tls if config.web_tls else None
         warning = check_web_exposure(address, config.web_token, tls is not None, config.insecure)
-        web = web_server(shown, config.web_token)
+        self.web_token = config.web_token or (None if config.insecure else random_token())
+        # Off loopback it is not known by which names this host is reached, so there the token alone decides.
+        host_names = frozenset({"localhost", address.host.lower()}) if address.is_loopback() else None
+        web = web_server(shown, self.web_token, host_names)
         try:
             port = await web.start(address.host, address.port, tls.web_context() if tls is not None else None)
         except OSError as error:
@@ -125,6 +131,9 @@ class CoordinatorServer:
         self._opened.push_async_callback(web.stop)
         if warning:
             _log.warning("%s", warning)
+        where = f"{'https' if tls is not None else 'http'}://{ListenAddress(address.host, port)}"
+        made = self.web_token is not None and config.web_token is None
+        self.web_link = link_of(where, self.web_token) if made and self.web_token else where
         return port
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -239,6 +248,16 @@ class EmbeddedCoordinator:
             raise _not_running("The embedded coordinator shows no pages; give it web_listen and call start().")
         scheme = "https" if self.config.web_tls else "http"
         return f"{scheme}://{ListenAddress(ListenAddress.parse(self.config.web_listen).host, self._server.web_port)}"
+
+    @property
+    def web_link(self) -> str:
+        """Where a browser opens its pages, "" without `web_listen`; with the token in it, if one was made."""
+        return "" if self._server is None else self._server.web_link
+
+    @property
+    def web_token(self) -> str | None:
+        """What programs that read the pages send as a bearer token; None when it asks for none."""
+        return None if self._server is None else self._server.web_token
 
     @property
     def token(self) -> str | None:

@@ -13,7 +13,7 @@ OTHER_USER = 64321  # a number without a name, as in a container
 
 # All that the programs need is imported before: Python itself may lie in a directory of root's.
 _BECOME = f"""
-import asyncio, encodings.idna, os, pathlib, socket, sys
+import asyncio, encodings.idna, os, pathlib, socket, sys, urllib.error, urllib.request
 import grpc, grpc.aio
 import horovod.coordinator.server, horovod.coordinator.store.sqlite
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc

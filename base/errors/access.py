@@ -37,6 +37,10 @@ class AccessCode(ErrorCode):
         "exposed",
         "Strangers on other hosts could use a port. Ask for a token or certificates, or accept the risk (--insecure).",
     )
+    OTHER_HOST_NAME = (
+        "other-host-name",
+        "A request for pages on loopback names another host, as one of a foreign web page does. Use localhost.",
+    )
     TOKEN_NOT_KEPT = (
         "token-not-kept",
         "A coordinator can't leave its token where processes of its user look for it. Give both a token file.",

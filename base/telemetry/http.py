@@ -6,20 +6,29 @@ which is then closed. An error of a page is in the log with its traceback and th
 Probes decide by these pages whether a process lives, so nobody may keep them from an answer: a connection has HEAD_S,
 TLS included, to say what it wants, and when MAX_READERS are connected a newcomer takes the seat of one that says
 nothing (base/seats.py). It is refused in no case.
+
+Other pages ask for a token. Programs send it as a bearer token; a browser opens `/?token=TOKEN` once, gets a cookie for
+it, and is sent on to the page, so that the token stays in no address bar. On loopback the Host of a request must be an
+address or `localhost` as well: a page of the Internet whose name somebody points at 127.0.0.1 (DNS rebinding) sends its
+own name there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
+import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote, unquote
 
+from horovod.base.errors import AccessCode, coded
 from horovod.base.seats import Seats, peer_of
 from horovod.base.tasks import end_tasks
 
@@ -29,6 +38,16 @@ ANSWER_S = 10.0  # until the reader has the answer
 MAX_READERS = 64
 MAX_READERS_OF_PEER = 16
 ACCEPT_AGAIN_S = 0.2  # after the system could not accept a connection, as without free file descriptors
+_LINK = "token="
+_NO_TOKEN = coded(
+    AccessCode.WRONG_TOKEN,
+    "This page asks for a token. In a browser open the link that was printed when its program started, or add "
+    "?token=TOKEN to the address; a program sends the header Authorization: Bearer TOKEN.",
+)
+_OTHER_HOST = coded(
+    AccessCode.OTHER_HOST_NAME,
+    "This page is for this host only, and the request names another one (its header Host). Use localhost or 127.0.0.1.",
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,20 +57,29 @@ class Answer:
     text: str
     status: HTTPStatus = HTTPStatus.OK
     content_type: str = "text/plain; charset=utf-8"
+    headers: Sequence[tuple[str, str]] = ()
 
 
 Page = Callable[[], Awaitable[Answer]]
 
 
 class WebServer:
-    """token: readers of pages that are not in `open_pages` send `Authorization: Bearer TOKEN`; None: none is needed."""
+    """token: readers of pages that are not in `open_pages` show it, as this module says; None: none is needed.
+    host_names: what a request for these pages may name as its Host, beside any address; None: anything.
+    """
 
     def __init__(
-        self, pages: Mapping[str, Page], token: str | None = None, open_pages: frozenset[str] = frozenset()
+        self,
+        pages: Mapping[str, Page],
+        token: str | None = None,
+        open_pages: frozenset[str] = frozenset(),
+        host_names: frozenset[str] | None = None,
     ) -> None:
         self._pages = dict(pages)
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._token = token
         self._open_pages = open_pages
+        self._host_names = host_names
+        self._cookie_name = ""
         self._tls: ssl.SSLContext | None = None
         self._listening: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -72,6 +100,7 @@ class WebServer:
             self._close_listening()
             raise
         self._tls = tls
+        self._cookie_name = f"horovod-{port}"  # browsers send one server's cookies to all ports of its host
         self._accepting = [loop.create_task(self._accept(one)) for one in self._listening]
         return port
 
@@ -142,33 +171,69 @@ class WebServer:
         except ValueError:
             method, answer = "GET", _refusal(HTTPStatus.BAD_REQUEST)
         else:
-            answer = await self._answer(method, target.partition("?")[0], _headers(lines[1:]))
+            path, _, query = target.partition("?")
+            answer = await self._answer(method, path, query, _headers(lines[1:]))
         body = answer.text.encode()
-        more = "WWW-Authenticate: Bearer\r\n" if answer.status is HTTPStatus.UNAUTHORIZED else ""
+        more = "".join(f"{name}: {value}\r\n" for name, value in answer.headers)
         writer.write(
             f"HTTP/1.1 {answer.status.value} {answer.status.phrase}\r\n"
             f"Content-Type: {answer.content_type}\r\nContent-Length: {len(body)}\r\nCache-Control: no-store\r\n"
-            f"X-Content-Type-Options: nosniff\r\n{more}Connection: close\r\n\r\n".encode("latin-1")
+            "X-Content-Type-Options: nosniff\r\nX-Frame-Options: DENY\r\nReferrer-Policy: no-referrer\r\n"
+            f"{more}Connection: close\r\n\r\n".encode("latin-1")
         )
         if method != "HEAD":
             writer.write(body)
         writer.close()
         await writer.wait_closed()
 
-    async def _answer(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    async def _answer(self, method: str, path: str, query: str, headers: Mapping[str, str]) -> Answer:
         if path not in self._pages:
             return _refusal(HTTPStatus.NOT_FOUND)
         if method not in ("GET", "HEAD"):
             return _refusal(HTTPStatus.METHOD_NOT_ALLOWED)
-        if self._expected is not None and path not in self._open_pages:
-            given = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
-                return _refusal(HTTPStatus.UNAUTHORIZED)
+        if path not in self._open_pages and (instead := self._instead(path, query, headers)) is not None:
+            return instead
         try:
             return await self._pages[path]()
         except Exception:
             _log.exception("A bug: the page %s can't be made. Please report it.", path)
             return _refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+    def _instead(self, path: str, query: str, headers: Mapping[str, str]) -> Answer | None:
+        """What somebody gets who may not see the page yet; None: who may."""
+        if self._host_names is not None and not _names_one_of(self._host_names, headers.get("host", "")):
+            return Answer(f"{_OTHER_HOST}\n", HTTPStatus.MISDIRECTED_REQUEST)
+        if self._token is None or _equal(headers.get("authorization", ""), f"Bearer {self._token}"):
+            return None
+        # The cookie opens these pages and nothing else: it tells nobody the token.
+        cookie = hmac.new(self._token.encode(), b"horovod pages", hashlib.sha256).hexdigest()
+        if query.startswith(_LINK) and _equal(unquote(query.removeprefix(_LINK)), self._token):
+            secure = "; Secure" if self._tls is not None else ""
+            # Lax, not Strict: a link in a terminal that is itself a web page (a notebook's) is to work.
+            kept = f"{self._cookie_name}={cookie}; Path=/; HttpOnly; SameSite=Lax{secure}"
+            return Answer("", HTTPStatus.SEE_OTHER, headers=(("Location", path), ("Set-Cookie", kept)))
+        if any(_equal(one.strip(), f"{self._cookie_name}={cookie}") for one in headers.get("cookie", "").split(";")):
+            return None
+        return Answer(f"{_NO_TOKEN}\n", HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
+
+
+def link_of(address: str, token: str) -> str:
+    """For a browser: http://127.0.0.1:9400/?token=TOKEN."""
+    return f"{address}/?{_LINK}{quote(token, safe='')}"
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _names_one_of(host_names: frozenset[str], given: str) -> bool:
+    """given: the header Host, as "127.0.0.1:9400", "[::1]" or "localhost:9400"."""
+    host = given[1:].partition("]")[0] if given.startswith("[") else given.partition(":")[0]
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".") in host_names
+    return True
 
 
 def _headers(lines: list[str]) -> dict[str, str]:

@@ -33,8 +33,8 @@ class Shown:
     listening: str  # where members connect
 
 
-def web_server(shown: Shown, token: str | None) -> WebServer:
-    """token: for / and /metrics, as a bearer token; None: they are open. The probes' pages always are."""
+def web_server(shown: Shown, token: str | None, host_names: frozenset[str] | None = None) -> WebServer:
+    """token: for / and /metrics; None: they are open. host_names: as for WebServer. Probes' pages always are."""
 
     async def status() -> Answer:
         page = page_of(shown.overview(), f"serves members at {shown.listening}", await shown.obstacle())
@@ -53,4 +53,4 @@ def web_server(shown: Shown, token: str | None) -> WebServer:
         return Answer("ok\n")
 
     pages = {"/": status, "/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
-    return WebServer(pages, token, frozenset({"/healthz", "/readyz"}))
+    return WebServer(pages, token, frozenset({"/healthz", "/readyz"}), host_names)

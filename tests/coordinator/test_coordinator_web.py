@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import re
 import signal
@@ -14,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import grpc
 import pytest
@@ -23,8 +25,9 @@ from coordinator_client import Crew
 from error_codes import ends_with
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
-from horovod.base.errors import AccessCode, ClusterCode, SettingCode
+from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
 from horovod.base.telemetry import Registry
+from horovod.base.telemetry.http import link_of
 from horovod.coordinator.core.world.overview import JobOverview, MemberOverview
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.health import NOT_SERVING, SERVING
@@ -63,12 +66,15 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
     with Crew(coordinator.address) as crew:
         first = crew.member("m0", job="<b>digits", size=2, rank=0, host="node-a", pid=41)
         first.event("progress")
-        status, page = read(f"{url}/")
+        status, page = read(f"{url}/", coordinator.web_token)
         assert status == 200
         assert "&lt;b&gt;digits" in page
         assert "<b>digits" not in page
         assert "waiting for rank 1" in page
-        assert value(read(f"{url}/metrics")[1], 'horovod_members{job="<b>digits",state="waiting"}') == 1
+        assert (
+            value(read(f"{url}/metrics", coordinator.web_token)[1], 'horovod_members{job="<b>digits",state="waiting"}')
+            == 1
+        )
         second = crew.member("m1", job="<b>digits", size=2, rank=1, host="node-b", pid=42)
         for member in (first, second):
             member.wait_for_world()
@@ -84,7 +90,7 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         first.announce(op("v", shape=(3,)))
         first.plans(1)
         assert first.negotiation.next().errors
-        metrics = read(f"{url}/metrics")[1]
+        metrics = read(f"{url}/metrics", coordinator.web_token)[1]
         job = 'job="<b>digits"'
         assert value(metrics, "horovod_worlds") == 1
         assert value(metrics, f"horovod_epoch{{{job}}}") == 1
@@ -103,16 +109,16 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         assert value(metrics, f'horovod_rank_lateness_seconds{{{job},rank="1"}}') == 0
         # The epoch and the world; who serves the job, and who serves agents; and whether the store takes writes.
         assert value(metrics, 'horovod_store_seconds_count{operation="put_if",result="ok"}') >= 5
-        page = read(f"{url}/")[1]
+        page = read(f"{url}/", coordinator.web_token)[1]
         assert "<td>node-b</td><td>42</td>" in page
         assert "<td>1,048,576</td><td>2.5</td>" in page
         assert "Epoch 1 began with 2 members on hosts node-a and node-b, " in page
         second.leave()
         first.event("gone")
-        assert "Epoch 1: rank 1 (pid 42) on host node-b left: " in read(f"{url}/")[1]
+        assert "Epoch 1: rank 1 (pid 42) on host node-b left: " in read(f"{url}/", coordinator.web_token)[1]
         stranger = crew.member("m2", job="", size=2)
         assert stranger.membership.next().HasField("refused")
-        metrics = read(f"{url}/metrics")[1]
+        metrics = read(f"{url}/metrics", coordinator.web_token)[1]
         assert value(metrics, 'horovod_refusals_total{what="join"}') == 1
         assert f"horovod_members_lost_total{{{job}" not in metrics, "it left in order"
         assert 'rank="1"' not in metrics
@@ -225,7 +231,9 @@ def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
             lines: list[str] = []
             reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
             reader.start()
-            web = process.stdout.readline().split()[-1]
+            web, link, token = process.stdout.readline().split()[-1].partition("/?token=")
+            assert link
+            assert read(f"{web}/metrics", token)[0] == 200
             address = process.stdout.readline().split()[-1]
             with Crew(address) as crew:
                 crew.settled_world(2, "logged")
@@ -274,6 +282,64 @@ def test_an_embedded_one_shows_nothing_to_strangers(caplog: pytest.LogCaptureFix
     with EmbeddedCoordinator(web_listen="0.0.0.0:0", insecure=True) as coordinator:
         assert read(coordinator.web_address.replace("0.0.0.0", "127.0.0.1"))[0] == 200
     assert "may read which jobs run" in caplog.text
+
+
+def read_as_browser(url: str, host: str = "", cookie: str = "") -> tuple[int, str, str, str]:
+    """Status, body, Location and Set-Cookie of one answer, which is not followed."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 0, timeout=20)
+    try:
+        headers = ({"Host": host} if host else {}) | ({"Cookie": cookie} if cookie else {})
+        connection.request("GET", url.partition(parts.netloc)[2] or "/", headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), answer.headers["Location"], answer.headers["Set-Cookie"]
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("given", [None, "read&ers=%41+"])
+def test_a_browser_opens_the_link_once_and_shows_a_cookie_then(given: str | None) -> None:
+    with EmbeddedCoordinator(web_listen="127.0.0.1:0", web_token=given) as coordinator:
+        link, url, token = coordinator.web_link, coordinator.web_address, coordinator.web_token
+        assert token
+        if given is not None:
+            assert (link, token) == (url, given), "what others know already is not printed"
+            link = link_of(url, given)
+        assert read_as_browser(url)[0] == 401
+        status, body, location, cookie = read_as_browser(link)
+        assert (status, body, location) == (303, "", "/")
+        shown, *attributes = cookie.split("; ")
+        assert token not in shown
+        assert attributes == ["Path=/", "HttpOnly", "SameSite=Lax"]
+        for page in ("/", "/metrics"):
+            assert read_as_browser(url + page, cookie=f"_xsrf=1; {shown}; other=2")[0] == 200
+            assert read_as_browser(url + page, cookie=shown[:-1])[0] == 401
+            assert read_as_browser(url + page, cookie=shown.partition("=")[0])[0] == 401
+        for wrong in ("/?token=", "/?token=%ff", f"/?token={token}x", f"/?x=1&token={token}", "/?token"):
+            status, body, _, cookie = read_as_browser(url + wrong)
+            assert (status, code_of(body.strip()), cookie) == (401, AccessCode.WRONG_TOKEN, None)
+
+
+@pytest.mark.parametrize("insecure", [False, True])
+def test_a_page_of_the_internet_reads_nothing_though_its_name_points_here(insecure: bool) -> None:
+    """DNS rebinding: the browser takes the pages for those of the attacker's host, which it names."""
+    with EmbeddedCoordinator(web_listen="localhost:0", insecure=insecure) as coordinator:
+        link, port = coordinator.web_link, coordinator.web_address.rpartition(":")[2]
+        assert coordinator.web_token is None if insecure else coordinator.web_token
+        expected = 200 if insecure else 303
+        for host in ("localhost", f"LOCALHOST.:{port}", f"127.0.0.1:{port}", "[::1]", "10.0.0.5:1"):
+            assert read_as_browser(link, host)[0] == expected, host
+        for host in (
+            "attacker.example",
+            f"attacker.example:{port}",
+            "localhost.attacker.example",
+            "127.0.0.1.x",
+            "[x",
+            ":",
+        ):
+            status, body, _, cookie = read_as_browser(link, host)
+            assert (status, code_of(body.strip()), cookie) == (421, AccessCode.OTHER_HOST_NAME, None), host
+        assert read_as_browser(f"{coordinator.web_address}/healthz", "any.example")[:2] == (200, "ok\n"), "for probes"
 
 
 def test_pages_over_https_with_a_certificate_that_is_renewed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import urllib.error
+import urllib.request
+from http.cookiejar import CookieJar
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,30 @@ from launching import Launched
 
 from benchmarks.ports import free_ports
 from horovod.base.errors import AccessCode, ErrorCode, code_of
+
+
+def test_on_loopback_the_launcher_prints_the_link_that_opens_them(tmp_path: Path) -> None:
+    fifo = tmp_path / "until"
+    os.mkfifo(fifo)
+    (port,) = free_ports(1)
+    environ = {"HOROVOD_WEB_LISTEN": f"127.0.0.1:{port}"}
+    launched = Launched("-np", "1", "sh", "-c", f"read line < {fifo}", environ=environ)
+    try:
+        assert launched.process.stderr is not None
+        link = launched.process.stderr.readline().split()[-1]
+        address, _, token = link.partition("/?token=")
+        assert token
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{address}/metrics", timeout=20)
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        with browser.open(link, timeout=20) as page:
+            assert (page.url, "horovod coordinator" in page.read().decode()) == (f"{address}/", True)
+        with browser.open(f"{address}/metrics", timeout=20) as page:
+            assert b"horovod_worlds" in page.read()
+        fifo.write_text("go\n")
+        assert launched.finish()[0] == 0
+    finally:
+        launched.clean_up()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,21 @@ for token in [None, "guessed", *found]:
             print("refused:", error.code().name, error.details())
 """
 
+# Reads all that the pages of a coordinator show, with the members' ways to get in and without.
+READER = """
+import sys, os, urllib.error, urllib.request
+address, *tokens = sys.argv[1:]
+print("uid", os.getuid())
+for page in ("/", "/metrics", "/readyz", "/healthz", "/?token=", "/?token=guessed"):
+    for token in [None, "guessed", *tokens]:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address + page, headers=headers), timeout=60) as answer:
+                print("read:", page, answer.read().decode())
+        except urllib.error.HTTPError as error:
+            print("refused:", page, error.code, error.read().decode())
+"""
+
 IMPOSTOR = """
 import asyncio, sys
 from horovod.coordinator.server import CoordinatorServer
@@ -87,6 +102,18 @@ def test_another_user_can_not_join_first(coordinator: EmbeddedCoordinator) -> No
     script = "\nhvd.init()\nprint(hvd.rank(), hvd.size(), allreduce('x'))"
     with Program(script, **common) as one, Program(script, **common) as other:
         assert sorted([one.finish(), other.finish()]) == ["0 2 2.0", "1 2 2.0"]
+
+
+def test_another_user_sees_no_pages() -> None:
+    """They name jobs, hosts and process ids; the members' token does not open them."""
+    with EmbeddedCoordinator(web_listen="127.0.0.1:0") as coordinator:
+        process = start_as_other_user(READER, coordinator.web_address, coordinator.token or "")
+        out, err = process.communicate(timeout=60)
+    assert f"uid {OTHER_USER}" in out, err
+    read = [line for line in out.splitlines() if line.startswith("read:")]
+    assert sorted(read) == ["read: /healthz ok"] * 3 + ["read: /readyz ok"] * 3
+    assert out.count("refused: ") == out.count(f"[{AccessCode.WRONG_TOKEN}]") == 12
+    assert "horovod coordinator" not in out
 
 
 def test_a_member_joins_no_coordinator_of_another_user(impostor: str) -> None:

@@ -1,8 +1,10 @@
 """Whether hosts reach each other: the agent's port for probes, and its own probes of others.
 
-A probe connects to an agent's port and sends a nonce. The agent answers with the HMAC-SHA256 of the nonce and its own
-name under the secret that all agents of one coordinator have. So an address counts as reached only when the right host
-answers: the bridge of containers has the same address on every host, and there this host would answer itself.
+A probe connects to an agent's port and sends a nonce, with proof that it knows the secret which all agents of one
+coordinator have: the HMAC-SHA256 of the nonce and the name of the agent that it looks for. That agent answers with
+another one of both. So an address counts as reached only when the right host answers: the bridge of containers has the
+same address on every host, and there this host would answer itself. Nobody else gets an answer, and those who connect
+and prove nothing take seats from each other only (base/seats.py).
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ import hmac
 import secrets
 from collections.abc import Sequence
 
+from horovod.base.seats import Seats, peer_of
 from horovod.protos.v1 import agents_pb2
 
+# Each agent has one connection here at a time, and there may be many agents on one host.
+MOST_AT_ONCE = 512
+MOST_OF_PEER = 256
 _NONCE_BYTES = 32
-_ANSWER_BYTES = hashlib.sha256().digest_size
+_PROOF_BYTES = hashlib.sha256().digest_size
+_ASKS, _ANSWERS = b"horovod probe asks", b"horovod probe"  # different, so that no proof can be sent back
 _ASK_TIMEOUT_S = 5.0  # how long a peer that has connected may send nothing
 _AT_ONCE = 64
 _TRIES = 10
@@ -33,6 +40,7 @@ class ProbePort:
         self._has_secret = asyncio.Event()
         self._name = name
         self._server: asyncio.Server | None = None
+        self._seats: Seats[asyncio.Task[None]] = Seats(MOST_AT_ONCE, MOST_OF_PEER)
 
     @property
     def secret(self) -> bytes:
@@ -73,12 +81,23 @@ class ProbePort:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
-            nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ASK_TIMEOUT_S)
-            await asyncio.wait_for(self._has_secret.wait(), _ASK_TIMEOUT_S)
-            writer.write(_proof(self.secret, nonce, self._name))
-            await asyncio.wait_for(writer.drain(), _ASK_TIMEOUT_S)
-        writer.close()
+        answering = asyncio.current_task()
+        assert answering is not None
+        address, *_ = writer.get_extra_info("peername") or ("",)
+        if (going := self._seats.take(peer_of(address), answering)) is not None:
+            going.cancel()
+        try:
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.TimeoutError):
+                nonce = await asyncio.wait_for(reader.readexactly(_NONCE_BYTES), _ASK_TIMEOUT_S)
+                given = await asyncio.wait_for(reader.readexactly(_PROOF_BYTES), _ASK_TIMEOUT_S)
+                await asyncio.wait_for(self._has_secret.wait(), _ASK_TIMEOUT_S)
+                if hmac.compare_digest(given, _proof(_ASKS, self.secret, nonce, self._name)):
+                    self._seats.spoke(answering)
+                    writer.write(_proof(_ANSWERS, self.secret, nonce, self._name))
+                    await asyncio.wait_for(writer.drain(), _ASK_TIMEOUT_S)
+        finally:
+            self._seats.leave(answering)
+            writer.close()
 
 
 async def probe(targets: Sequence[agents_pb2.Target], secret: bytes, timeout_s: float) -> list[agents_pb2.Target]:
@@ -94,8 +113,8 @@ async def _reaches(target: agents_pb2.Target, secret: bytes, timeout_s: float, a
     async def ask() -> bytes:
         reader, writer = await asyncio.open_connection(target.address, target.port)
         try:
-            writer.write(nonce)
-            return await reader.readexactly(_ANSWER_BYTES)
+            writer.write(nonce + _proof(_ASKS, secret, nonce, target.agent))
+            return await reader.readexactly(_PROOF_BYTES)
         finally:
             writer.close()
 
@@ -104,8 +123,8 @@ async def _reaches(target: agents_pb2.Target, secret: bytes, timeout_s: float, a
             answer = await asyncio.wait_for(ask(), timeout_s)
         except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
             return False
-    return hmac.compare_digest(answer, _proof(secret, nonce, target.agent))
+    return hmac.compare_digest(answer, _proof(_ANSWERS, secret, nonce, target.agent))
 
 
-def _proof(secret: bytes, nonce: bytes, name: str) -> bytes:
-    return hmac.new(secret, b"horovod probe" + nonce + name.encode(), hashlib.sha256).digest()
+def _proof(direction: bytes, secret: bytes, nonce: bytes, name: str) -> bytes:
+    return hmac.new(secret, direction + nonce + name.encode(), hashlib.sha256).digest()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import TypedDict
 
 from horovod.base.settings import Settings
 from horovod.base.telemetry import Registry, otel, tracing
 from horovod.base.tokens import read_token
+from horovod.coordinator.server import EmbeddedCoordinator
 
 
 class Pages(TypedDict):
@@ -22,6 +24,12 @@ def pages_of(settings: Settings) -> Pages:
     """Raises OSError, with a sentence, when the file of the token can't be used."""
     token = read_token(settings.web_token_file) if settings.web_listen and settings.web_token_file else None
     return {"web_listen": settings.web_listen, "web_token": token}
+
+
+def tell_pages(coordinator: EmbeddedCoordinator) -> None:
+    """Says on stderr where its pages are, if it has any: the link may have a token in it that nobody else knows."""
+    if coordinator.web_link:
+        print(f"Horovod shows the state of the job at {coordinator.web_link}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

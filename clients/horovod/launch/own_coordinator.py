@@ -16,7 +16,7 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls
-from horovod.launch.observed import pages_of
+from horovod.launch.observed import pages_of, tell_pages
 from horovod.launch.run_certificate import run_certificate
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.runtime.host import choose_interfaces, interfaces
@@ -67,6 +67,7 @@ class OwnCoordinator:
         except BaseException:
             self._close_files()
             raise
+        tell_pages(self._running)
         self.token = self._running.token
         self.address = self._running.address
         if not one_node:

@@ -26,7 +26,7 @@ from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement
 from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.local.own_machine import OwnMachine, Shares
-from horovod.launch.observed import pages_of, traced
+from horovod.launch.observed import pages_of, tell_pages, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.agent.gpus import pinned
@@ -112,6 +112,7 @@ def run_job(
         EmbeddedCoordinator.of(config) as coordinator,
         traced(len(job.hosts), coordinator.server.registry if coordinator.server else None) as trace,
     ):
+        tell_pages(coordinator)
         traced_job = dataclasses.replace(job, environ={**job.environ, **trace, **elastic_variables(replacement)})
 
         told = 0  # the generation of which the user knows

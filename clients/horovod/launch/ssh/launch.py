@@ -30,7 +30,7 @@ from horovod.launch.console.story import story_told
 from horovod.launch.console.terminal import terminal_size
 from horovod.launch.elastic.request import Supply
 from horovod.launch.elastic.spares import tell_of_spares
-from horovod.launch.observed import pages_of, traced
+from horovod.launch.observed import pages_of, tell_pages, traced
 from horovod.launch.run_certificate import ADVICE, run_certificate
 from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.launch.ssh.remote_agent import (
@@ -251,6 +251,7 @@ def run_on_hosts(
         ) as coordinator,
         traced(spec.processes, coordinator.server.registry if coordinator.server else None) as trace,
     ):
+        tell_pages(coordinator)
         spec.environment.update(trace)
         port = int(coordinator.address.rpartition(":")[2])
         order = {
