@@ -1,15 +1,18 @@
-"""Copies of models and optimizers of Keras, by copy.deepcopy, pickle or clone_model, reduce as the originals do."""
+"""Copies of models and optimizers of Keras, by copy.deepcopy, pickle or clone_model, reduce as the originals do, and
+an optimizer that was put in the place of a distributed one is told.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import cloudpickle
 import pytest
 from error_codes import ends_with
-from worlds import World
+from worlds import Keeper, World
 
 from horovod.base.errors import TrainingCode
 
@@ -152,3 +155,70 @@ def _files(folder: str, legacy: bool) -> None:
 @pytest.mark.parametrize("pair", ["tf_pair", "torch_pair", "legacy_pair"])
 def test_files_stay_plain(pair: str, request: pytest.FixtureRequest, tmp_path: Any) -> None:
     request.getfixturevalue(pair).run(_files, str(tmp_path), pair == "legacy_pair")
+
+
+def _replaced(legacy: bool) -> list[int]:
+    """How many warnings came of each of these."""
+    keras, hvd = _modules(legacy)
+    sgd, adam = keras.optimizers.SGD, keras.optimizers.Adam
+
+    class OwnStep(keras.Model):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            return {"loss": 0.0}
+
+    counts = []
+    for case in ("kept", "plain", "train_on_batch", "scaled", "distributed", "compiled", "own step", "never"):
+        model = _model(keras, sgd(0.01) if case == "never" else hvd.DistributedOptimizer(sgd(0.01)))
+        if case in ("plain", "train_on_batch"):
+            model.optimizer = adam(0.01)
+        elif case == "scaled":
+            model.optimizer = keras.mixed_precision.LossScaleOptimizer(adam(0.01))
+        elif case == "distributed":
+            model.optimizer = hvd.DistributedOptimizer(adam(0.01))
+        elif case == "compiled":
+            model.compile(adam(0.01), loss="mse")
+        elif case == "own step":
+            model = OwnStep(model.inputs, model.outputs)
+            model.compile(hvd.DistributedOptimizer(sgd(0.01)), loss="mse", run_eagerly=True)
+            model.optimizer = adam(0.01)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if case == "train_on_batch":
+                import numpy as np
+
+                model.train_on_batch(np.ones((4, 2)), np.zeros((4, 1)))
+            else:
+                _fit(hvd, model)
+        ours = [one for one in caught if str(one.message).endswith(f"[{TrainingCode.NOT_DISTRIBUTED.value}]")]
+        assert all(one.filename == __file__ and "Adam" in str(one.message) for one in ours if case != "scaled")
+        counts.append(len(ours))
+    return counts
+
+
+REPLACED = [0, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_a_plain_optimizer_in_place_of_the_distributed_one(tf_pair: World) -> None:
+    assert tf_pair.run(_replaced, False) == [REPLACED, [0] * 8]
+
+
+def test_a_plain_optimizer_of_tf_keras(legacy_pair: World) -> None:
+    assert legacy_pair.run(_replaced, True) == [REPLACED, [0] * 8]
+
+
+def test_a_plain_optimizer_where_keras_runs_on_torch(torch_pair: World) -> None:
+    assert torch_pair.run(_replaced, False) == [REPLACED, [0] * 8]
+
+
+def _replaced_by_mistake() -> None:
+    keras, hvd = _modules(False)
+    model = _model(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)))
+    model.optimizer = keras.optimizers.Adam(0.01)
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_DISTRIBUTED, "SGD", "Adam")):
+        _fit(hvd, model)
+
+
+def test_a_setting_makes_it_an_error() -> None:
+    environment = {"HOROVOD_DIFFERENT_WEIGHTS": "error"}
+    with Keeper(2, "shm", environment, preloaded="preloaded_tensorflow") as keeper:
+        keeper.get().run(_replaced_by_mistake)
