@@ -98,6 +98,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         rank_ended=hub.rank_ended,
         ranks_seen=hub.ranks_seen,
         attendance=Attendances(measured, hub, peers).of,
+        latest_epoch=hub.latest_epoch,
         peers=peers,
     )
     return measured, hub, cluster

@@ -34,6 +34,10 @@ class LaunchCode(ErrorCode):
         "process-not-started",
         "The operating system refuses a new process: a limit is reached, or the current directory is gone.",
     )
+    FAILED_AT_START = (
+        "failed-at-start",
+        "Each process of an elastic job failed before hvd.init(), and would again. Look at the error that it printed.",
+    )
     TOO_FEW_GPUS = (
         "too-few-gpus",
         "There are fewer GPUs than processes that are to have one each. Start fewer, or leave --pin-gpus out.",

@@ -69,11 +69,13 @@ class ClusterHub:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         attendance: Callable[[str], Awaitable[Attendance | None]] = _unknown_attendance,
+        latest_epoch: Callable[[str], int | None] | None = None,
         peers: Peers | None = None,
     ) -> None:
         """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended.
         ranks_seen: told of what the agent of a host says of its ranks. attendance: which hosts of a job's world are
-        connected to who serves it. peers: other coordinators of the store.
+        connected to who serves it. latest_epoch: as `Hub` has it. peers: other coordinators of the
+        store.
         """
         self._store = store
         self._limits = limits
@@ -83,7 +85,8 @@ class ClusterHub:
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._wall_clock = wall_clock
-        self.cluster = Cluster(version, PROTOCOL_VERSION, limits.reattach_grace_s)
+        self._latest_epoch = latest_epoch
+        self.cluster = self._new_cluster(version)
         self._agents: dict[str, CommandOutbox] = {}  # name -> commands for it, of agents that are connected
         self._followers: dict[str, set[Follower]] = {}  # job -> those who follow it
         # Number of the reader -> its follower, and the agent that it reads from.
@@ -104,6 +107,16 @@ class ClusterHub:
             lose=self._leading.lose,
         )
         self.code = CodeShelf(store, lambda: self._leading.guard, self._needed_code)
+
+    def _new_cluster(self, version: str) -> Cluster:
+        # Where others use the store, too, one of them may serve the ranks of a job.
+        hears_of_worlds = self._latest_epoch is not None and not self._store.is_shared
+        return Cluster(version, PROTOCOL_VERSION, self._limits.reattach_grace_s, hears_of_worlds=hears_of_worlds)
+
+    def _hear_of_worlds(self) -> None:
+        for job in self.cluster.replacing() if self._latest_epoch is not None else ():
+            if (epoch := self._latest_epoch(job)) is not None:
+                self.cluster.joined(job, epoch)
 
     async def start(self, address: str = "") -> None:
         """Begins to serve as soon as no other coordinator of the store does. address: where others reach this one."""
@@ -149,7 +162,7 @@ class ClusterHub:
     async def _begin(self) -> None:
         """Goes on with the jobs that the store knows of."""
         records = [record for record, _ in await read_records(self._store)]
-        self.cluster = Cluster(self.cluster.version, PROTOCOL_VERSION, self._limits.reattach_grace_s)
+        self.cluster = self._new_cluster(self.cluster.version)
         self.cluster.load(records, self._clock())
         await self.code.load()
 
@@ -180,6 +193,7 @@ class ClusterHub:
         self._agents[register.name] = commands
         commands.put(pb.AgentCommand(registered=pb.Registered(probe_secret=self._probe_secret)))
         _log.info("Host %s is registered with %d slots.", register.name, register.slots)
+        self._hear_of_worlds()
         self._do(self.cluster.attach(register, self._clock(), self._wall_clock()))
         self._sync_all()
         return None
@@ -194,6 +208,7 @@ class ClusterHub:
             return
         if message.HasField("report"):
             self._ranks_seen(name, message.report)
+            self._hear_of_worlds()
             self._do(self.cluster.report(name, message.report, self._clock(), self._wall_clock()))
         elif message.HasField("output"):
             follower = self._reader(name, message.output.reader)
@@ -429,6 +444,7 @@ class ClusterHub:
             return
         try:
             before = set(self.cluster.agents)
+            self._hear_of_worlds()
             self._do(self.cluster.tick(self._clock(), self._wall_clock()))
             if before - self.cluster.agents.keys():
                 self._sync_all()

@@ -438,6 +438,10 @@ class Hub:
         """Which hosts of the job's world are connected here; None when the job is not served here, or unknown."""
         return self._membership.attendance(job) if self.serving.guard(job) is not None else None
 
+    def latest_epoch(self, job: str) -> int | None:
+        """As `Membership.latest_epoch`."""
+        return self._membership.latest_epoch(job)
+
     def overview(self) -> list[JobOverview]:
         """All jobs as they are now. May be called from other threads."""
         reports = {session.job: session.reports for session in list(self._sessions.values())}

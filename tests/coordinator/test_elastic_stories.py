@@ -4,15 +4,18 @@
     at 12                                                   the time, in seconds
     room h1 1, h2 2                                         further processes that hosts can have, from now on
     exit 1 failed: ended by signal 9                        how the process of a slot ended; 1.3: of its incarnation 3
+    exit 1 early: ended with exit code 1                    soon after it was started
     exit 2 lost: its host was lost
     exit 2 drained: ended with exit code 143
     exit 3 follows: ended with exit code 1                  it gave up because another one had failed
     exit 0 well
     back 2 3                                                these slots are taken back
     stop                                                    a person asks for the end
+    world none                                              no process has joined yet; world 2: the epoch of the latest
+    well 0 2                                                these slots' processes have run for a while, from now on
 
-One decision is made for all commands before `----`. A slot is shown with its incarnation unless that is the first, and
-with a minus if it is to leave.
+One decision is made for all commands before `----`. A slot is shown with its incarnation unless that is the first, with
+a minus if it is to leave, and with `at 12` if its next process is started then.
 A report of a bug can be pasted in: what was seen becomes the commands, and what should have followed the rest.
 """
 
@@ -34,6 +37,9 @@ class Story:
         self.now_s = 0.0
         self.target: Target | None = None
         self.room: dict[str, int] = {}
+        self.well: list[int] = []
+        self.epoch: int | None = None
+        self.joined = True
 
     def tell(self, commands: list[str]) -> list[str]:
         observed = Observed()
@@ -50,6 +56,10 @@ class Story:
                 observed = replace(observed, exits=(*observed.exits, self._exit(rest)))
             elif word == "back":
                 observed = replace(observed, taken_back=[int(number) for number in rest.split()])
+            elif word == "world":
+                self.joined, self.epoch = rest != "none", 0 if rest == "none" else int(rest)
+            elif word == "well":
+                self.well = [int(number) for number in rest.split()]
             elif word == "stop":
                 observed = replace(observed, stopped=True)
             else:
@@ -58,17 +68,28 @@ class Story:
         if began and len(commands) == 1:
             return [_shown(self.target)]
         before = self.target
-        self.target, sentence = decide(self.now_s, before, replace(observed, room=self.room))
+        self.target, sentence = decide(self.now_s, before, self._with_what_lasts(observed))
         assert (self.target.generation > before.generation) == (self.target.slots != before.slots)
         return [_shown(self.target), *([sentence] if sentence else [])]
+
+    def _with_what_lasts(self, observed: Observed) -> Observed:
+        return replace(observed, room=self.room, well=self.well, joined=self.joined, epoch=self.epoch)
 
     def _exit(self, text: str) -> Exit:
         name, _, rest = text.partition(" ")
         number, _, incarnation = name.partition(".")
         end, _, how = rest.partition(": ")
-        assert end in ("failed", "follows", "lost", "drained", "well"), text
+        assert end in ("failed", "early", "follows", "lost", "drained", "well"), text
         return Exit(
-            int(number), int(incarnation or 1), end != "well", how, end == "lost", end == "drained", end == "follows"
+            int(number),
+            int(incarnation or 1),
+            end != "well",
+            how,
+            end == "lost",
+            end == "drained",
+            end == "follows",
+            end == "early",
+            "exit code" in how,
         )
 
 
@@ -87,6 +108,7 @@ def _target(text: str) -> Target:
         OnFailure(given["on_failure"]),
         int(most) if most else None,
         float(given.get("patience", 0)),
+        since_progress=given.get("count") == "since_progress",
         host_goes=given.get("host_goes") == "yes",
     )
     return Target(rules, tuple(sorted(slots, key=lambda slot: slot.number)))
@@ -96,7 +118,9 @@ def _shown(target: Target) -> str:
     by_host: dict[str, list[str]] = {}
     for slot in target.slots:
         name = str(slot.number) if slot.incarnation == 1 else f"{slot.number}.{slot.incarnation}"
-        by_host.setdefault(slot.host, []).append(f"{name}-" if slot.is_leaving else name)
+        name += "-" if slot.is_leaving else ""
+        name += "" if slot.retry_at_s is None else f" (at {slot.retry_at_s:g})"
+        by_host.setdefault(slot.host, []).append(name)
     where = ", ".join(f"{host}: {' '.join(numbers)}" for host, numbers in sorted(by_host.items()))
     short = f", short since {target.short_since_s:g} s" if target.short_since_s is not None else ""
     state = "" if target.phase is Phase.RUNS else f", {target.phase.value}"

@@ -94,13 +94,13 @@ def said(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
 
 def test_equal_sizes_mean_that_failed_processes_are_replaced() -> None:
     assert check(max_num_proc=4).replacement(4) is None
-    assert check(min_num_proc=4).replacement(4) == Replacement(12, (4, 4))
+    assert check(min_num_proc=4).replacement(4) == Replacement(12, (4, 4), since_progress=True)
     assert check(min_num_proc=4, max_num_proc=4, reset_limit=0).replacement(4) == Replacement(0, (4, 4))
 
 
 def test_other_sizes_are_those_of_an_elastic_job() -> None:
-    assert check(min_num_proc=3).replacement(4) == Replacement(12, (3, None))
-    assert check(min_num_proc=0, max_num_proc=4).replacement(4) == Replacement(12, (1, 4))
+    assert check(min_num_proc=3).replacement(4) == Replacement(12, (3, None), since_progress=True)
+    assert check(min_num_proc=0, max_num_proc=4).replacement(4) == Replacement(12, (1, 4), since_progress=True)
     several = check(min_num_proc=4, max_num_proc=5, reset_limit=1).replacement(4)
     assert several == Replacement(1, (4, 5))
     assert [several.slots(room) for room in (4, 5, 9)] == [4, 5, 5]

@@ -158,11 +158,44 @@ assert left in ("", psutil.STATUS_ZOMBIE), left
     assert done.returncode == 0, done.stderr
 
 
-def test_a_program_that_fails_at_its_start_is_started_so_often_only(horovodrun: Run) -> None:
-    done = horovodrun("-np", "2", "--min-np", "2", "--reset-limit", "3", "sh", "-c", "echo up; exit 3")
+def test_a_program_that_fails_before_init_is_not_tried_again(horovodrun: Run) -> None:
+    done = horovodrun("-np", "2", "--min-np", "1", "sh", "-c", "echo up; echo broken >&2; exit 3")
     assert done.returncode == 3
-    assert done.stdout.count("up") in (4, 5)  # of the last two, one may be ended before it has said it
-    assert re.search(ends_with(LaunchCode.RESET_LIMIT, "exit code 3", "limit: 3"), done.stderr)
+    assert done.stdout.count("up") in (2, 3)  # a third time, if the other one has needed a second longer
+    last = done.stderr.splitlines()[-1]
+    assert re.search(ends_with(LaunchCode.FAILED_AT_START, "exit code 3", "broken"), last)
+
+
+def test_a_program_that_fails_in_each_world_is_started_so_often_only(horovodrun: Run, program: Program) -> None:
+    fails = "from horovod.common import basics as hvd; hvd.init(); print('up', flush=True); raise OSError('broken')"
+    done = horovodrun("-np", "2", "--min-np", "2", "--reset-limit", "1", *program(fails))
+    assert done.returncode == 1
+    assert done.stdout.count("up") in (2, 3)
+    assert re.search(ends_with(LaunchCode.RESET_LIMIT, "limit: 1", "--reset-limit", "OSError: broken"), done.stderr)
+
+
+def test_survivors_go_on_while_what_is_started_in_place_of_one_fails(
+    horovodrun: Run, program: Program, tmp_path: Path
+) -> None:
+    third = tmp_path / "third"
+    os.mkfifo(third)
+    fails = f"""
+attempts = {str(tmp_path / "attempts")!r}
+if os.environ["HOROVOD_INCARNATION"] != "1":
+    with open(attempts, "a") as file:
+        file.write("x")
+    if os.path.getsize(attempts) == 3:
+        open({str(third)!r}, "w").close()
+    raise ImportError("broken")
+"""
+    source = KILLED.replace("from array", f"{fails}from array", 1).replace("if rank == 1:", "if rank == 2:")
+    waits = f"if state.steps == 4 and rank == 0: open({str(third)!r}).read()"
+    source = source.replace("assert total(1) == 2", f"{waits}\n        total(1)")
+    done = horovodrun("-np", "3", "--min-np", "2", *program(source))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("took") == 2
+    delays = re.findall(r"another process takes its place( in \d+ s)?\.", done.stderr)
+    assert delays[:3] == ["", " in 1 s", " in 2 s"]
 
 
 def test_a_job_whose_processes_are_replaced_can_be_stopped(launch: Launch, program: Program) -> None:

@@ -55,8 +55,8 @@ def test_a_process_says_how_long_it_took_to_start() -> None:
 @pytest.mark.parametrize(
     ("given", "replacement"),
     [
-        ({"min_num_proc": 2}, Replacement(6, (2, 2), spares=1)),
-        ({"min_num_proc": 1, "max_num_proc": 4}, Replacement(6, (1, 4), spares=1)),
+        ({"min_num_proc": 2}, Replacement(6, (2, 2), spares=1, since_progress=True)),
+        ({"min_num_proc": 1, "max_num_proc": 4}, Replacement(6, (1, 4), spares=1, since_progress=True)),
         ({"host_discovery_script": "true"}, Replacement(None, (2, 2), supplied=True, spares=1)),
     ],
 )

@@ -20,11 +20,13 @@ from typing import Literal, NamedTuple, Protocol
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.telemetry.logs import line_of
+from horovod.base.words import printable
 
 Stream = Literal["stdout", "stderr"]
 
 LINE_LIMIT_BYTES = 1 << 20  # a longer line is shown in several pieces
 QUEUE_LIMIT_BYTES = 1 << 20
+LAST_ERROR_BYTES = 400
 UPDATE_INTERVAL_S = 10.0  # how often a progress bar leaves a line in a log file
 _LAUNCHER: tuple[int, Stream] = (-1, "stderr")  # takes the place of a rank's stream for the launcher's own status line
 _END = re.compile(rb"\r?\n|\r")
@@ -225,6 +227,7 @@ class Console:
         self._splitters: dict[tuple[int, Stream], LineSplitter] = {}
         self._pending: dict[tuple[int, Stream], bytes] = {}  # stream -> the update of it that its next piece replaces
         self._shown_at: dict[tuple[int, Stream], float] = {}
+        self._last_errors: dict[int, bytes] = {}  # rank -> the end of its last line on stderr
         self._status: tuple[int, Stream] | None = None  # the stream whose update is at the bottom of the terminal
         self._files: dict[tuple[int, Stream], int] = {}
         self._is_closing = False
@@ -245,6 +248,8 @@ class Console:
             room = self._writer.put(self._files[key], data)
         splitter = self._splitters.setdefault(key, LineSplitter())
         is_plain = self._status is None and self._job is None and key not in self._pending
+        if stream == "stderr" and (last := (splitter.rest + data).rstrip()):
+            self._last_errors[rank] = last[last.rfind(b"\n") + 1 :][-LAST_ERROR_BYTES:]
         lines = splitter.whole_lines(data) if is_plain else None
         if lines is None:
             pieces = splitter.feed(data)
@@ -254,6 +259,10 @@ class Console:
         if rank == self._asking and splitter.rest and self._terminal[stream]:
             shown += self._update(key, splitter.rest)
         return (self._writer.put(self._descriptors[stream], shown) if shown else True) and room
+
+    def last_error(self, rank: int) -> str:
+        """The last line that the rank has written to stderr, or its end; "" if there is none."""
+        return printable(self._last_errors.get(rank, b"").decode(errors="replace"), LAST_ERROR_BYTES)
 
     def finish(self, rank: int, stream: Stream) -> None:
         """The stream has ended: shows its last line, if that has no end of line."""

@@ -218,7 +218,7 @@ def _launch_here(
     if control.code is not None:
         _say(control.sentence, args)
         return control.code
-    code, sentence = outcome_of(record)
+    code, sentence = outcome_of(record, console.last_error)
     if sentence:
         _say(sentence, args)
     return code

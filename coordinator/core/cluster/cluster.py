@@ -39,15 +39,18 @@ KEPT_JOBS = 200  # jobs that are over, of which the records are kept
 class Cluster:
     """Owns the agents, by name, the jobs, by id, and what is known of which agents reach each other."""
 
-    def __init__(self, version: str, protocol_version: int, away_grace_s: float) -> None:
+    def __init__(
+        self, version: str, protocol_version: int, away_grace_s: float, *, hears_of_worlds: bool = False
+    ) -> None:
         """version: of the package; agents must have the same. away_grace_s: a host whose agent is away for longer is
-        lost, unless its ranks may live (hosts.py).
+        lost, unless its ranks may live (hosts.py). hears_of_worlds: `joined` is called for each job that has joined.
         """
         self.version = version
         self.agents: dict[str, Agent] = {}
         self.jobs: dict[str, ClusterJob] = {}
         self._protocol_version = protocol_version
         self._away_grace_s = away_grace_s
+        self._hears_of_worlds = hears_of_worlds
         self._reachability = Reachability()
         self._scheduler = Scheduler(self.agents, self.jobs, self._reachability)
 
@@ -219,6 +222,16 @@ class Cluster:
             if (agent := self.agents.get(name)) is not None and job.share_of(name) is not None:
                 agent.seen_at_s = now_s
 
+    def joined(self, job_id: str, epoch: int) -> None:
+        """Processes of the job have joined it. epoch: of its latest world; 0: it has had none."""
+        if (job := self.jobs.get(job_id)) is not None:
+            job.has_joined, job.epoch = True, epoch
+
+    def replacing(self) -> list[str]:
+        """The jobs that run and whose failed processes are replaced."""
+        running = (job for job in self.jobs.values() if job.record.state == jobs_pb2.JOB_STATE_RUNNING)
+        return [job.record.id for job in running if job.record.spec.policy.replaces_failed]
+
     def _shares_on(self, name: str) -> list[tuple[ClusterJob, jobs_pb2.Share]]:
         """The jobs that have ranks on this host, with their shares there which are not over."""
         found = ((job, job.share_of(name)) for job in self.jobs.values() if not job.is_over)
@@ -250,6 +263,8 @@ class Cluster:
         number = 1 + max((job.record.number for job in self.jobs.values()), default=0)
         record = jobs_pb2.JobRecord(id=job_id, number=number, spec=spec, submitted_at=wall_s)
         job = self.jobs[job_id] = ClusterJob(record)
+        if self._hears_of_worlds:
+            job.has_joined, job.epoch = False, 0
         return [*job.saved(is_new=True), *self._schedule(now_s, wall_s), *self._forget_old()]
 
     def submitted(self, submission: str) -> ClusterJob | None:

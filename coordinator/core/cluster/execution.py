@@ -129,7 +129,7 @@ def _note_exits(
                 outcome.incarnation = incarnation
             outcome.drained = drains and lines.failed(outcome) and rank.rank not in leaving
             if not rank.stopped and not outcome.drained:
-                job.count_start(agent, rank.rank, lines.failed(outcome), wall_s)
+                outcome.early = job.count_start(agent, rank.rank, lines.failed(outcome), wall_s)
             is_news = True
     return is_news
 
@@ -180,8 +180,10 @@ def _judged(job: ClusterJob, wall_s: float) -> list[Effect]:
 
 
 def looked_at(job: ClusterJob, wall_s: float) -> list[Effect]:
-    """Time has passed for an elastic job that runs: it may have had too few processes for too long."""
-    if not job.target.is_short or job.target.phase is not Phase.RUNS or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+    """Time has passed for a job that runs: it had too few processes for too long, or it is time to start one."""
+    if job.target.phase is not Phase.RUNS or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+        return []
+    if not job.target.is_short and not job.target.is_due(wall_s):
         return []
     generation = job.record.generation
     effects = _decided(job, wall_s)
@@ -202,7 +204,10 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
     aside = {host for host in hosts if blacklist.is_aside(record, host, wall_s)}
     failing = blacklist.failing(job.failed_starts, hosts) - aside - lost
-    target, sentence = decide(wall_s, job.target, Observed(exits_of(record, aside | failing)))
+    observed = Observed(
+        exits_of(record, aside | failing), well=job.well(wall_s), joined=job.has_joined, epoch=job.epoch
+    )
+    target, sentence = decide(wall_s, job.target, observed)
     if target is job.target or not (replaces or target.phase is Phase.ENDS):
         return []
     is_news = target.generation != job.target.generation
@@ -226,7 +231,7 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
         return [*commands.to_each(record, commands.finish(record.id))]
     for slot in target.slots:
         if slot.incarnation == target.generation:
-            job.pids.pop(slot.number, None)
+            job.forget_process(slot.number)
     renewed = [share for share in record.shares if not share.over and target.generation in share.incarnations]
     return [*ended, *(command for share in renewed for command in commands.started(record, share))]
 

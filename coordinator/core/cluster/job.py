@@ -31,6 +31,8 @@ class ClusterJob:
     failed_starts: dict[str, int] = field(default_factory=dict)  # by host; see blacklist.py
     is_brief: bool = False  # the store refused the whole record; it has only what is needed to end the job
     attendance: Attendance | None = None  # of its ranks, as last told; None: not known
+    has_joined: bool = True  # one of its processes has joined it; also where that is not known
+    epoch: int | None = None  # of its latest world; 0: it had none; None: not known
     _target: Target | None = None  # that of the record, once it was asked for
 
     @property
@@ -57,11 +59,21 @@ class ClusterJob:
     def share_of(self, agent: str) -> jobs_pb2.Share | None:
         return next((share for share in self.record.shares if share.agent == agent), None)
 
-    def count_start(self, host: str, slot: int, failed: bool, wall_s: float) -> None:
-        """The latest process of that slot has ended: notes whether it failed as soon as it was started."""
+    def forget_process(self, slot: int) -> None:
+        """Another one is to be started there."""
+        self.pids.pop(slot, None)
+        self.began_s.pop(slot, None)
+
+    def count_start(self, host: str, slot: int, failed: bool, wall_s: float) -> bool:
+        """The latest process of that slot has ended: notes, and returns, whether it failed soon after its start."""
         began_s = self.began_s.get(slot)
         has_failed = failed and began_s is not None and wall_s - began_s < blacklist.START_S
         self.failed_starts[host] = self.failed_starts.get(host, 0) + 1 if has_failed else 0
+        return has_failed
+
+    def well(self, wall_s: float) -> Set[int]:
+        """The slots whose processes were started a while ago."""
+        return {slot for slot, began_s in self.began_s.items() if wall_s - began_s >= blacklist.START_S}
 
     @property
     def has_slots(self) -> bool:
@@ -99,7 +111,9 @@ class ClusterJob:
         record.spec.environment.clear()
         noun, each = ("rank", 1) if lines.is_distributed(record) else ("worker", lines.per_worker(record.spec))
         leaving = leaving_slots(record)  # however their processes end, it says nothing of the job
-        latest_ends = [outcome for outcome in latest(record) if not outcome.drained and outcome.rank not in leaving]
+        waited = {one.slot for one in record.retries if one.at}  # for another process, when others ended well
+        but = leaving | waited
+        latest_ends = [outcome for outcome in latest(record) if not outcome.drained and outcome.rank not in but]
         ends = [RankExit.of(outcome, each) for outcome in latest_ends]
         record.ended_at = wall_s
         if record.stop_signal:

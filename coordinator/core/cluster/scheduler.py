@@ -54,8 +54,9 @@ class Scheduler:
         queued, waits_for_room = self._queued(now_s, wall_s)
         effects += queued
         for job in self._in_state(jobs_pb2.JOB_STATE_RUNNING):
-            if is_elastic(job.record.spec):
+            if job.record.spec.policy.replaces_failed:
                 effects += execution.looked_at(job, wall_s)
+            if is_elastic(job.record.spec):
                 # A job that waits for room goes before one that runs and would only grow.
                 effects += [] if waits_for_room else self._grown(job, now_s, wall_s)
         return effects
@@ -298,7 +299,7 @@ class Scheduler:
             return []
         job.obey(target)
         for slot in slots:
-            job.pids.pop(slot.number, None)
+            job.forget_process(slot.number)
         again = f"Host {agent.name} is used again. " if blacklist.was_aside(record, agent.name) else ""
         record.sentence = again + sentence
         return [*job.saved(), Command(agent.name, commands.start(record, share))]

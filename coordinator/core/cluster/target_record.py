@@ -26,18 +26,39 @@ def target_of(record: jobs_pb2.JobRecord) -> Target:
     on_failure = OnFailure.REPLACE if policy.replaces_failed else OnFailure.END
     sizes = sizes_of(record.spec)
     rules = Rules(
-        sizes.fewest, sizes.most, on_failure, replacements, policy.patience_seconds, host_goes=policy.supplied_hosts
+        sizes.fewest,
+        sizes.most,
+        on_failure,
+        replacements,
+        policy.patience_seconds,
+        since_progress=policy.since_progress,
+        host_goes=policy.supplied_hosts,
     )
     agents = {number: share.agent for share in record.shares for number in share.slots}
     leaving = leaving_slots(record)
     ended = {one.rank for one in latest(record)} if record.finishes else frozenset()
+    retries = {one.slot: one for one in record.retries}
     slots = tuple(
-        Slot(number, agents[number], incarnation, number in leaving)
+        _slot(number, agents[number], incarnation, number in leaving, retries.get(number))
         for number, incarnation in sorted(incarnations(record).items())
         if number not in ended
     )
     phase = Phase.ENDS if record.state in _ENDS else Phase.FINISHES if record.finishes else Phase.RUNS
-    return Target(rules, slots, record.generation, phase, record.replacements)
+    return Target(
+        rules,
+        slots,
+        record.generation,
+        phase,
+        record.replacements,
+        record.setbacks,
+        record.progress_epoch,
+    )
+
+
+def _slot(number: int, host: str, incarnation: int, is_leaving: bool, retry: jobs_pb2.Retry | None) -> Slot:
+    if retry is None:
+        return Slot(number, host, incarnation, is_leaving)
+    return Slot(number, host, incarnation, is_leaving, retry.times, retry.at or None)
 
 
 def gpus_of(share: jobs_pb2.Share) -> Mapping[int, Sequence[str]]:
@@ -50,12 +71,18 @@ def write_target(record: jobs_pb2.JobRecord, target: Target) -> None:
     """Puts a target, made of the one in the record, in its place."""
     record.generation = target.generation
     record.replacements = target.replacements
+    record.setbacks, record.progress_epoch = target.setbacks, target.progress_epoch
     if target.phase is Phase.ENDS:
         record.state = jobs_pb2.JOB_STATE_ENDING
+        del record.retries[:]
     elif target.phase is Phase.FINISHES:
         record.finishes = True
     else:
         _write_slots(record, target)
+        del record.retries[:]
+        for slot in target.slots:
+            if slot.failures:
+                record.retries.add(slot=slot.number, times=slot.failures, at=slot.retry_at_s or 0)
         forget_replaced(record)
 
 
@@ -103,6 +130,8 @@ def exits_of(record: jobs_pb2.JobRecord, without: Set[str] = frozenset()) -> lis
             host_lost=bool(end.lost) or end.rank in lost,
             drained=one.drained,
             follows=follows(end, exits),
+            early=one.early,
+            by_itself=(one.code or 0) > 0,
         )
         for one, end in zip(record.outcomes, exits, strict=True)
         if not one.drained or one.rank in over

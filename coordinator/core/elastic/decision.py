@@ -3,6 +3,8 @@
     a process ends well                 no process is started any more
     one fails, and failures end jobs    no process is to run
     one fails, and is replaced          its slot gets another process: on its host, else where there is room, else later
+    the same, soon after its start      after 1 s, 2 s, 4 s and so on; the others go on meanwhile
+    each fails before any has joined    no process is to run: it would fail again
     the same, and its host goes         none of the host's slots is left there
     so often that it is enough          no process is to run
     its host is drained                 its slot is given up, and nobody has failed
@@ -25,6 +27,9 @@ from .target import OnFailure, Phase, Slot, Target
 # Programs look for this text in errors.
 RESET_LIMIT_EXCEEDED_MESSAGE = "Horovod was shutdown because number of resets during elastic job exceeded limit: {}"
 
+FIRST_RETRY_S = 1.0  # doubles with each further process of the slot that fails soon after its start
+MOST_RETRY_S = 60.0
+
 
 @dataclass(frozen=True)
 class Exit:
@@ -37,6 +42,8 @@ class Exit:
     host_lost: bool = False  # nothing can be started on its host
     drained: bool = False  # it was told to leave its host, on which nothing is to be started
     follows: bool = False  # it gave up because a process on another host had failed just before
+    early: bool = False  # soon after it was started
+    by_itself: bool = False  # with an exit code, and not by a signal
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,9 @@ class Observed:
     room: Mapping[str, int] = field(default_factory=dict)  # host -> further processes that it could have; best first
     taken_back: Collection[int] = ()  # slots that others are to have
     stopped: bool = False  # a person asked for its end
+    well: Collection[int] = ()  # slots whose processes have run for a while
+    joined: bool = True  # a process of the job has joined it; also where that is not known
+    epoch: int | None = None  # of the job's latest world; 0: it had none; None: not known
 
 
 def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, str]:
@@ -61,18 +71,22 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
         return target, f"{sentence} {more}".strip()
     drained = [one for one in ends.values() if one.drained]
     failed = [one for one in ends.values() if one.failed and not one.drained]
+    # The others failed earlier, and their slots wait for another process.
+    news = [one for one in failed if target.by_number[one.slot].retry_at_s is None]
     if failed and target.rules.on_failure is OnFailure.END:
         return _failed(target, f"{_in_words(failed[0], target)}, so the job ends.")
     done = [one for one in ends.values() if not one.failed]
-    if failed and (target.phase is Phase.FINISHES or done):
-        return _failed(target, f"{_in_words(failed[0], target)}, and others have ended well, so the job ends.")
+    if news and (target.phase is Phase.FINISHES or done):
+        return _failed(target, f"{_in_words(news[0], target)}, and others have ended well, so the job ends.")
     if target.phase is Phase.FINISHES or done:
         return _finishing(target, ends, done)
-    count = target.replacements + len(failed)
-    if target.rules.most_replacements is not None and count > target.rules.most_replacements:
-        limit = RESET_LIMIT_EXCEEDED_MESSAGE.format(target.rules.most_replacements)
-        return _ended(target, coded(LaunchCode.RESET_LIMIT, f"{_in_words(failed[0], target)}. {limit}."))
-    return _filled(now_s, target, count, failed, drained, observed)
+    if news and _would_fail_again(target, news, observed):
+        words = f"{_in_words(news[0], target)} before hvd.init(), as each process of the job has"
+        return _ended(target, coded(LaunchCode.FAILED_AT_START, f"{words}: another attempt would fail as well."))
+    counted = _counted(target, news, observed)
+    if news and (limit := _limit_in_words(counted, ends, observed)):
+        return _ended(target, coded(LaunchCode.RESET_LIMIT, f"{_in_words(news[0], target)}. {limit}"))
+    return _filled(now_s, target, counted, failed, drained, observed)
 
 
 def _is_of(one: Exit, target: Target) -> bool:
@@ -82,6 +96,39 @@ def _is_of(one: Exit, target: Target) -> bool:
 
 def _in_words(one: Exit, target: Target) -> str:
     return f"Slot {one.slot} on host {target.by_number[one.slot].host} {one.how or 'failed'}"
+
+
+def _would_fail_again(target: Target, news: Sequence[Exit], observed: Observed) -> bool:
+    """Whether each slot had a process that failed by itself at its start: the program or its files are to blame."""
+    if observed.joined or target.rules.host_goes or not all(one.early and one.by_itself for one in news):
+        return False
+    now = {one.slot for one in news}
+    return all(slot.number in now or slot.failures for slot in target.slots)
+
+
+def _counted(target: Target, news: Sequence[Exit], observed: Observed) -> Target:
+    """With these failures counted. The job has gone on since the last ones if a world has formed and one of the
+    processes had run for a while.
+    """
+    setbacks, epoch = target.setbacks, target.progress_epoch
+    if any(not one.early for one in news) and (observed.epoch is None or observed.epoch > epoch):
+        setbacks, epoch = 0, observed.epoch or 0
+    count = len(news)
+    return replace(target, replacements=target.replacements + count, setbacks=setbacks + count, progress_epoch=epoch)
+
+
+def _limit_in_words(target: Target, ended: Collection[int], observed: Observed) -> str:
+    """The sentence of a job whose processes have failed too often, with those that are counted; "" of others."""
+    rules, limit = target.rules, target.rules.most_replacements
+    if limit is None or (target.setbacks if rules.since_progress else target.replacements) <= limit:
+        return ""
+    sentence = RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)
+    if not rules.since_progress:
+        return f"{sentence} (--reset-limit)."
+    healthy = [slot for slot in target.staying if not slot.failures or slot.number in observed.well]
+    if sum(slot.number not in ended for slot in healthy) >= rules.fewest:
+        return ""  # these go on
+    return f"{sentence} without progress; --reset-limit sets another one."
 
 
 def _ended(target: Target, sentence: str) -> tuple[Target, str]:
@@ -121,7 +168,7 @@ def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -
 def _filled(
     now_s: float,
     was: Target,
-    replacements: int,
+    target: Target,
     failed: Sequence[Exit],
     drained: Sequence[Exit],
     observed: Observed,
@@ -129,9 +176,8 @@ def _filled(
     """Replaces what failed, gives up what was drained, adds slots where there is room, and marks those that are taken
     back.
 
-    replacements: in all, with these.
+    target: `was` with these failures counted.
     """
-    target = replace(was, replacements=replacements)
     rules, generation = target.rules, target.generation + 1
     hosts = {slot.number: slot.host for slot in target.slots}
     # Where one is lost with its host, nothing can be started, though others may have failed there before.
@@ -144,17 +190,33 @@ def _filled(
     sentences = [
         f"Host {host} was drained, and {plural(count, 'process')} left the job." for host, count in left.items()
     ]
+    again: list[int] = []  # slots whose process was put off, and is started now
     for one in failed:
         old = hosts[one.slot]
+        slot = target.by_number[one.slot]
+        is_news = slot.retry_at_s is None
+        failures = slot.failures if not is_news else slot.failures + 1 if one.early else 0
+        retry_at_s = slot.retry_at_s if not is_news else _retry_at_s(now_s, one, failures, observed)
+        if old not in lost and retry_at_s is not None and now_s < retry_at_s:
+            slots[one.slot] = replace(slot, failures=failures, retry_at_s=retry_at_s)
+            if is_news:
+                delay_s = retry_at_s - now_s
+                sentences.append(f"{_in_words(one, target)}; another process takes its place in {delay_s:g} s.")
+            continue
         host = _with_room(room) if old in lost else old  # there it has the place of the process that has ended
         if host is None:
             sentences.append(f"{_in_words(one, target)}, and there is no room for another process.")
             continue
         if host != old:
             room[host] -= 1
-        slots[one.slot] = Slot(one.slot, host, generation)
+        slots[one.slot] = Slot(one.slot, host, generation, failures=failures)
         where = "" if host == old else f" on host {host}"
-        sentences.append(f"{_in_words(one, target)}; another process takes its place{where}.")
+        if is_news:
+            sentences.append(f"{_in_words(one, target)}; another process takes its place{where}.")
+        else:
+            again.append(one.slot)
+    if again:
+        sentences.append(f"{_slots_in_words(again, replace(target, slots=tuple(slots.values())))} started again.")
     before = len(slots)
     for number in (number for number in range(rules.most) if number not in slots):
         if (host := _with_room(room)) is None:
@@ -166,7 +228,9 @@ def _filled(
     back = [number for number in observed.taken_back if number in slots and not slots[number].is_leaving]
     if back:
         sentences.append(f"{_slots_in_words(back, replace(target, slots=tuple(slots.values())))} to be given back.")
+        waiting = [number for number in back if slots[number].retry_at_s is not None]
         slots |= {number: replace(slots[number], is_leaving=True) for number in back}
+        slots = {number: slot for number, slot in slots.items() if number not in waiting}
     since_s = None
     if (count := sum(not slot.is_leaving for slot in slots.values())) < rules.fewest:
         since_s = now_s if target.short_since_s is None else target.short_since_s
@@ -178,6 +242,18 @@ def _filled(
         target = replace(target, slots=new, generation=generation)
     filled = replace(target, short_since_s=since_s)
     return (was if filled == was else filled), " ".join(sentences)
+
+
+def _retry_at_s(now_s: float, one: Exit, failures: int, observed: Observed) -> float | None:
+    """When another process takes its place; None: at once. failures: in a row, with this one.
+
+    The first is replaced at once, since a process may be killed by accident. But while no process has joined, the
+    others are likely to fail by themselves as well, after which none is started any more.
+    """
+    if not failures or (failures == 1 and (observed.joined or not one.by_itself)):
+        return None
+    times = failures - 1 if not observed.joined and one.by_itself else failures - 2
+    return now_s + min(MOST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(times, 64))
 
 
 def _with_room(room: Mapping[str, int]) -> str | None:

@@ -36,6 +36,9 @@ class Rules:
     on_failure: OnFailure = OnFailure.END
     most_replacements: int | None = None  # in the job's life; None: no limit
     patience_s: float = 0.0  # for how long there may be fewer than `fewest` slots
+    # Only those replacements count since the job has last gone on, and they end it only if too few processes are left
+    # that have not failed.
+    since_progress: bool = False
     host_goes: bool = False  # a host on which a process fails by itself is not used any more, so its other slots go too
 
 
@@ -45,6 +48,8 @@ class Slot:
     host: str
     incarnation: int = 1
     is_leaving: bool = False  # its process was asked to end, and the slot goes with it
+    failures: int = 0  # processes of it that failed soon after their start, in a row
+    retry_at_s: float | None = None  # its process has failed, and the next one is started then
 
 
 @dataclass(frozen=True)
@@ -54,11 +59,17 @@ class Target:
     generation: int = 1
     phase: Phase = Phase.RUNS
     replacements: int = 0  # so far
+    setbacks: int = 0  # processes that have failed since the job has last gone on
+    progress_epoch: int = 0  # the latest world of then
     short_since_s: float | None = None  # since when there are fewer slots than `rules.fewest`, without leaving ones
 
     @cached_property
     def staying(self) -> tuple[Slot, ...]:
         return tuple(slot for slot in self.slots if not slot.is_leaving)
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether it is time to start a process that was put off."""
+        return any(slot.retry_at_s is not None and now_s >= slot.retry_at_s for slot in self.slots)
 
     @property
     def is_short(self) -> bool:

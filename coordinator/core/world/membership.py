@@ -44,6 +44,7 @@ class Membership:
         self._jobs: dict[str, JobMembership] = {}
         self._job_of: dict[str, JobMembership] = {}  # member id -> its job
         self._last: OrderedDict[str, LastWorld] = OrderedDict()  # job -> the last world that it had
+        self._asked: OrderedDict[str, None] = OrderedDict()  # jobs of which a process has asked to join
         self._given_up: dict[str, str] = {}  # job -> why none of its worlds forms any more
 
     def _job(self, name: str) -> JobMembership:
@@ -65,6 +66,10 @@ class Membership:
         """The sentence why `request` is refused ("" when it is not), and the effects on members."""
         if refusal := refusal_of(request) or self._given_up.get(request.job, ""):
             return refusal, []
+        self._asked[request.job] = None
+        self._asked.move_to_end(request.job)
+        while len(self._asked) > MAX_REMEMBERED_JOBS:
+            self._asked.popitem(last=False)
         job = self._job(request.job)
         effects = self._settled(job, job.make_way(request, now_s))
         job = self._job(request.job)
@@ -306,6 +311,16 @@ class Membership:
         """Which hosts of the job's world, or of those who wait for one, have ranks here; None for an unknown job."""
         job = self._jobs.get(job_name)
         return job.attendance() if job else None
+
+    def latest_epoch(self, job_name: str) -> int | None:
+        """That of the job's latest world, as far as it is known here; 0: it has had none; None: no process has asked to
+        join it.
+        """
+        job = self._jobs.get(job_name)
+        last = job.rendezvous.last if job is not None else self._last.get(job_name)
+        if last is not None:
+            return last.epoch
+        return 0 if job is not None or job_name in self._asked else None
 
     def overview(
         self,

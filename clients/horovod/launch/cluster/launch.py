@@ -113,7 +113,7 @@ def show(args: argparse.Namespace, size: int, run: Callable[[Console, OnStart, O
     if control.code is not None:
         say(control.sentence)
         return control.code
-    code, sentence = outcome_of(record)
+    code, sentence = outcome_of(record, console.last_error)
     if sentence:
         say(sentence)
     return code

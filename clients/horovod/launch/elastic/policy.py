@@ -17,7 +17,7 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
     policy.replaces_failed = True
     policy.supplied_hosts = replacement.supplied
     if replacement.most is not None:
-        policy.most_replacements = replacement.most
+        policy.most_replacements, policy.since_progress = replacement.most, replacement.since_progress
     policy.fewest, policy.most = replacement.sizes[0], replacement.most_slots or 0
     policy.spares = replacement.spares
     policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)

@@ -19,11 +19,11 @@ REPLACEMENTS_PER_PROCESS = 3
 class Replacement:
     """Processes that fail are replaced.
 
-    most: so often in the job's life; None: no limit. sizes: the fewest and the most processes, which may be equal. The
-    most may be None, which is no limit. cooldown_s: for how long a host that was lost gets none of them, at least and
-    at most; None: for the rest of the job's life. spares: further processes, that wait until one of a world of the most
-    is lost. supplied: the launcher finds the hosts, and a host on which a process fails is given up with all of its
-    processes.
+    most: so often in the job's life; with since_progress, since it has last gone on; None: no limit. sizes: the fewest
+    and the most processes, which may be equal. The most may be None, which is no limit. cooldown_s: for how long a host
+    that was lost gets none of them, at least and at most; None: for the rest of the job's life. spares: further
+    processes, that wait until one of a world of the most is lost. supplied: the launcher finds the hosts, and a host on
+    which a process fails is given up with all of its processes.
     """
 
     most: int | None
@@ -31,6 +31,7 @@ class Replacement:
     cooldown_s: tuple[float, float] | None = None
     supplied: bool = False
     spares: int = 0
+    since_progress: bool = False
 
     @property
     def most_slots(self) -> int | None:
@@ -104,7 +105,7 @@ class ElasticRequest:
         if greatest is None and fewest == num_proc:
             greatest = num_proc  # `-np 4 --min-np 4` asks for replacements, and not for more than 4
         cooldown_s = None if self.cooldown_range is None else (self.cooldown_range[0], self.cooldown_range[1])
-        return Replacement(most, (fewest, greatest), cooldown_s, spares=spares)
+        return Replacement(most, (fewest, greatest), cooldown_s, spares=spares, since_progress=self.reset_limit is None)
 
     def without_effect(self) -> list[str]:
         """The fields that were given and change nothing in such a job."""

@@ -78,7 +78,8 @@ class JobFile:
         fewest, most = int(keys["min"]), keys.get("max")
         replacements = int(keys.get("reset_limit", REPLACEMENTS_PER_PROCESS * fewest))
         cooldown_s = (keys["cooldown"][0], keys["cooldown"][1]) if "cooldown" in keys else None
-        return Replacement(replacements, (fewest, None if most is None else int(most)), cooldown_s)
+        sizes = (fewest, None if most is None else int(most))
+        return Replacement(replacements, sizes, cooldown_s, since_progress="reset_limit" not in keys)
 
     def spec(self, environ: Mapping[str, str], user: str, attended: bool) -> jobs_pb2.JobSpec:
         """What to submit, without its code. LineError for a variable that `environ` was to give and does not;
