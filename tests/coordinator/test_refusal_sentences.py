@@ -107,7 +107,7 @@ def test_of_a_job_that_may_not_replace_what_fails_any_more() -> None:
     failed = Observed([Exit(1, 1, failed=True, how="ended with exit code 1")])
     assert decide(0.0, target, failed)[1] == (
         "Slot 1 on host h2 ended with exit code 1. Horovod was shutdown because number of resets during elastic job "
-        "exceeded limit: 0 (--reset-limit). [reset-limit]"
+        "exceeded limit: 0 (--reset-limit or reset_limit). [reset-limit]"
     )
     lost = Observed([Exit(1, 1, failed=True, how="is lost: its host is down", host_lost=True)])
     assert decide(0.0, Target(Rules(2, 2, OnFailure.REPLACE), target.slots), lost)[1] == (

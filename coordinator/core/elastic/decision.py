@@ -27,8 +27,14 @@ from .target import OnFailure, Phase, Slot, Target
 # Programs look for this text in errors.
 RESET_LIMIT_EXCEEDED_MESSAGE = "Horovod was shutdown because number of resets during elastic job exceeded limit: {}"
 
+
 FIRST_RETRY_S = 1.0  # doubles with each further process of the slot that fails soon after its start
 MOST_RETRY_S = 60.0
+
+
+def limit_in_words(limit: int) -> str:
+    """Without a full stop. What sets the limit has two names: that of an option, and that of an argument."""
+    return f"{RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)} (--reset-limit or reset_limit)"
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,12 @@ def _limit_in_words(target: Target, ended: Collection[int], observed: Observed) 
     rules, limit = target.rules, target.rules.most_replacements
     if limit is None or (target.setbacks if rules.since_progress else target.replacements) <= limit:
         return ""
-    sentence = RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)
     if not rules.since_progress:
-        return f"{sentence} (--reset-limit)."
+        return f"{limit_in_words(limit)}."
     healthy = [slot for slot in target.staying if not slot.failures or slot.number in observed.well]
     if sum(slot.number not in ended for slot in healthy) >= rules.fewest:
         return ""  # these go on
-    return f"{sentence} without progress; --reset-limit sets another one."
+    return f"{limit_in_words(limit)} without progress."
 
 
 def _ended(target: Target, sentence: str) -> tuple[Target, str]:

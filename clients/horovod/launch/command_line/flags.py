@@ -120,7 +120,7 @@ def make_parser() -> Parser:
         "--reset-limit",
         type=int,
         metavar="N",
-        help="replace so many processes, default 3 times -np; with a script: so many changes of hosts, no default",
+        help="replace so many processes (default: 3 * -np without progress); with a script: so many changes of hosts",
     )
     elastic.add_argument(
         "--blacklist-cooldown-range",

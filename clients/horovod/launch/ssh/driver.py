@@ -26,7 +26,7 @@ from horovod.base.tasks import end_tasks
 from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
 from horovod.coordinator.core.elastic.cooldown import Cooldown
-from horovod.coordinator.core.elastic.decision import RESET_LIMIT_EXCEEDED_MESSAGE
+from horovod.coordinator.core.elastic.decision import limit_in_words
 from horovod.launch.console.progress import Progress
 from horovod.launch.elastic.discovering import Discovering, period_s
 from horovod.launch.elastic.request import Supply
@@ -278,7 +278,7 @@ class Driver(Generic[AnyAgent]):
         self._resets += 1
         limit = self._supply.reset_limit
         if limit is not None and self._resets > limit:
-            self._end(coded(LaunchCode.RESET_LIMIT, f"{RESET_LIMIT_EXCEEDED_MESSAGE.format(limit)}."))
+            self._end(coded(LaunchCode.RESET_LIMIT, f"{limit_in_words(limit)}."))
 
     def _end(self, verdict: str) -> None:
         """Ends the job. Before it has begun, `gather` does."""
