@@ -165,6 +165,10 @@ class CoordinatorServer:
         """What has happened to the job, the oldest first; also of one that has just ended. Any thread."""
         return () if self._hub is None else self._hub.stories.entries(job)
 
+    def latest_epoch(self, job: str) -> int | None:
+        """As `Membership.latest_epoch` (core/world/membership.py)."""
+        return None if self._hub is None else self._hub.latest_epoch(job)
+
     def give_up(self, job: str, sentence: str) -> None:
         """As `Membership.give_up` (core/world/membership.py)."""
         if self._hub is not None:

@@ -114,7 +114,9 @@ class ClusterHub:
         return Cluster(version, PROTOCOL_VERSION, self._limits.reattach_grace_s, hears_of_worlds=hears_of_worlds)
 
     def _hear_of_worlds(self) -> None:
-        for job in self.cluster.replacing() if self._latest_epoch is not None else ():
+        if self._latest_epoch is None:
+            return
+        for job in self.cluster.replacing():
             if (epoch := self._latest_epoch(job)) is not None:
                 self.cluster.joined(job, epoch)
 

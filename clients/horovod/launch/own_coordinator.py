@@ -89,6 +89,10 @@ class OwnCoordinator:
         """The events of the job, the oldest first."""
         return self._running.server.story(job) if self._running.server is not None else ()
 
+    def latest_epoch(self, job: str) -> int | None:
+        """As `Membership.latest_epoch`. In the coordinator's event loop."""
+        return self._running.server.latest_epoch(job) if self._running.server is not None else None
+
     def ask_to_leave(self, job: str, slot: int, incarnation: int, reason: str) -> None:
         """As EmbeddedCoordinator.ask_to_leave."""
         self._running.ask_to_leave(job, slot, incarnation, reason)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horovod.base.errors import LaunchCode, coded, without_code
+from horovod.base.errors import LaunchCode, coded, coded_like, without_code
 from horovod.common.exceptions import HorovodInternalError
 from horovod.coordinator.core.ending import how
 
@@ -91,6 +91,13 @@ def sentence_of(failure: Failure) -> str:
 def failed_late(failure: Failure) -> str:
     """The sentence for an elastic job in which a process failed after others had ended well."""
     return coded(LaunchCode.RANK_FAILED, f"{sentence_of(failure)}\n\nOthers had ended well, so the job ends.")
+
+
+def given_up(failure: Failure, verdict: str) -> str:
+    """The sentence for an elastic job whose processes have failed too often. failure: the last of them. verdict: why it
+    is too often, with a code.
+    """
+    return coded_like(verdict, f"{sentence_of(failure)}\n\n{without_code(verdict)}")
 
 
 def short(failure: Failure) -> str:

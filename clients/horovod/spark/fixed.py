@@ -19,7 +19,7 @@ class FixedSize(Policy):
         self,
         size: int,
         start: Callable[[Attempt, Place], Start],
-        failed: Callable[[Attempt, int], None],
+        failed: Callable[[Attempt, int], object],
     ) -> None:
         """start: the order for a task. failed: called with each task that fails, and the rank that it had."""
         self.attempts: dict[int, Attempt] = {}  # by partition

@@ -6,6 +6,7 @@ print: a notebook knows by the thread which cell a line belongs to, and Ctrl-C c
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import pickle
@@ -26,18 +27,19 @@ from horovod.launch import task as function
 from horovod.launch.console.python_streams import PythonStreams
 from horovod.launch.console.story import StoryLines
 from horovod.launch.elastic.policy import elastic_variables
-from horovod.launch.elastic.request import Replacement
+from horovod.launch.elastic.request import REPLACEMENTS_PER_PROCESS, Replacement
 from horovod.launch.host_names import HostNames
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.attending import LOST, Attempt, Tasks
 from horovod.spark.cluster import Cluster
-from horovod.spark.elastic import Elastic
+from horovod.spark.elastic import Elastic, Failed, rules_of
 from horovod.spark.failures import (
     Failure,
     cause_of,
     failed_late,
+    given_up,
     has_cause,
     is_cancelled,
     not_repeated,
@@ -143,7 +145,7 @@ class Job:
         self._exchange = Exchange(request.function, replaced=request.elastic is not None)
         elastic = request.elastic
         self._fixed = FixedSize(request.size, self._start, self._failed)
-        self._elastic = Elastic(elastic.fewest, elastic.reset_limit, self._start, self._failed) if elastic else None
+        self._elastic = self._elastic_policy(elastic) if elastic else None
         self._tasks = Tasks(console, self._elastic or self._fixed)
         self._story = StoryLines(lambda line: console.note(f"horovod.spark: {line}"))
         self._failures: list[Failure] = []
@@ -155,6 +157,18 @@ class Job:
         self.has_lost_output = False  # known when `drive` has returned
         self._results: list[Any] = []
         self._error: BaseException | None = None
+
+    def _elastic_policy(self, sizes: ElasticSizes) -> Elastic:
+        given = sizes.reset_limit
+        limit = REPLACEMENTS_PER_PROCESS * self._request.size if given is None else given
+        rules = rules_of(sizes.fewest, sizes.most, limit, given is not None)
+        tell = lambda sentence: self._console.note(f"horovod.spark: {sentence}")  # noqa: E731
+        later = lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call)  # noqa: E731
+        return Elastic(rules, self._start, self._failed, self._latest_epoch, tell, later)
+
+    def _latest_epoch(self) -> int | None:
+        assert self._coordinator is not None
+        return self._coordinator.latest_epoch(self._name)
 
     # -- for the caller's thread ---------------------------------------------------------------------------------------
 
@@ -294,8 +308,9 @@ class Job:
                 raise RuntimeError(failed_late(self._failures[-1]))
             if elastic.is_over(len(self._tasks.running)):
                 break
-            if elastic.exceeds_limit:
-                raise RuntimeError(coded(LaunchCode.RESET_LIMIT, f"{self._last_failure()} {elastic.limit_sentence()}"))
+            if elastic.verdict:
+                last = [one for one in self._failures if not one.is_victim] or self._failures
+                raise RuntimeError(given_up(last[-1], elastic.verdict))
             if self._spark_ended:
                 self._spark_gave_up()
             if elastic.is_done and not has_told:
@@ -405,7 +420,7 @@ class Job:
         together = [(one.came.together, one.came.host) for one in (*self._tasks.running.values(), attempt)]
         return self._host_names.given(together)[attempt.came.together]
 
-    def _failed(self, attempt: Attempt, rank: int) -> None:
+    def _failed(self, attempt: Attempt, rank: int) -> Failed:
         """Told to the others at once: in their world, or where they join one, by the coordinator."""
         coordinator, ended = self._coordinator, attempt.ended
         assert coordinator is not None
@@ -428,3 +443,6 @@ class Job:
         coordinator.rank_ended(RankEnded(self._name, rank, failure.host, failure.pid, cause, attempt.number))
         if self._elastic is None and len(self._failures) == 1:
             coordinator.give_up(self._name, coded(LaunchCode.RANK_FAILED, f"{short(failure)}.".capitalize()))
+        return Failed(
+            failure.host, failure.what(), not failure.lost and not failure.stopped and (failure.code or 0) > 0
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 from dataclasses import replace
 from typing import Any
 from unittest.mock import MagicMock
@@ -21,6 +23,7 @@ from horovod.spark.attending import Attempt
 from horovod.spark.cluster import SparkCluster, why_unusable
 from horovod.spark.common.data_files import is_without_file_system, refused_by_file_system, task_failed
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
+from horovod.spark.elastic import Elastic, Failed, rules_of
 from horovod.spark.failures import (
     Failure,
     cause_of,
@@ -384,3 +387,73 @@ def test_modules_that_programs_for_earlier_releases_import() -> None:
     assert horovod.spark.keras.util.from_bytes(keras, content, None, compiled=False).count_params() == 3
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT)):
         horovod.spark.tensorflow.compute_worker.workers_of_each(2, 3)
+
+
+class _Elastic:
+    """A job of two slots whose tasks come again at once, as Spark does it where it always restarts them."""
+
+    def __init__(self, limit: int, is_given: bool = False) -> None:
+        self.now_s, self.epoch = 0.0, 1
+        self.told: list[str] = []
+        self.starts: list[tuple[float, int]] = []
+        self.timers: list[tuple[float, Any]] = []
+        self.policy = Elastic(
+            rules_of(1, 2, limit, is_given),
+            lambda attempt, place: self.starts.append((self.now_s, place.rank)),  # type: ignore[arg-type,func-returns-value]
+            lambda attempt, rank: Failed("a", "raised ImportError: no [x]", True),
+            lambda: self.epoch,
+            self.told.append,
+            lambda seconds, call: self.timers.append((self.now_s + seconds, call)),
+            lambda: self.now_s,
+        )
+
+    def came(self, slot: int, number: int = 1) -> Attempt:
+        attempt = Attempt(messages.Came(slot, number - 1, "a", "a", []), number)
+        self.policy.came(attempt)
+        return attempt
+
+    def wait(self) -> None:
+        """Until all processes that were put off have started."""
+        timers, self.timers = self.timers, []
+        for due_s, start in timers:
+            self.now_s = max(self.now_s, due_s)
+            start()
+
+    def ends(self, attempt: Attempt, code: int) -> None:
+        attempt.ended = messages.Ended(77, code, False)
+        self.policy.ended(attempt)
+
+
+def test_a_task_that_fails_at_its_start_is_put_off_while_the_other_one_goes_on() -> None:
+    """Without end, as the other one is enough; the user is told each time."""
+    job = _Elastic(limit=6)
+    other = job.came(0)
+    for number in range(1, 11):
+        attempt = job.came(1, number)
+        job.wait()
+        job.ends(attempt, 1)
+    assert not job.policy.has_failed
+    assert len(job.told) == 10
+    starts = [at_s for at_s, slot in job.starts if slot == 1]
+    delays = [later - sooner for sooner, later in itertools.pairwise(starts)]
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    waiting = job.came(1, 11)
+    job.ends(other, 0)
+    assert isinstance(waiting.orders.get_nowait(), messages.Release)
+    waiting.lost = True  # as its stream has ended without a word of its process
+    job.policy.ended(waiting)
+    job.wait()
+    assert job.policy.is_over(running=0)
+    assert not job.policy.has_failed
+
+
+def test_tasks_that_all_fail_again_end_the_job() -> None:
+    job = _Elastic(limit=6)
+    for number in range(1, 5):
+        attempts = [job.came(0, number), job.came(1, number)]
+        job.wait()
+        for attempt in attempts:
+            if not job.policy.has_failed:
+                job.ends(attempt, 1)
+    assert len(job.starts) == 8
+    assert re.search(ends_with(LaunchCode.RESET_LIMIT, "limit: 6", "without progress"), job.policy.verdict)

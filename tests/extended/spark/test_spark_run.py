@@ -321,9 +321,18 @@ def test_elastic_limits() -> None:
 
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, "All processes", "there is no result")):
         horovod.spark.run_elastic(lambda: sys.exit(0), num_proc=1)
-    facts = "rank 0 on host", "raised ZeroDivisionError: out of coffee", "spark.task.maxFailures"
-    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts)):
+    facts = "rank 0 on host", "raised ZeroDivisionError: out of coffee"
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.FAILED_AT_START, *facts, "before hvd.init()")):
         horovod.spark.run_elastic(fails_always, num_proc=1)
+
+    def fails_in_each_world() -> None:
+        from horovod.common import basics as hvd
+
+        hvd.init()
+        fails_always()
+
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.RANK_FAILED, *facts, "spark.task.maxFailures")):
+        horovod.spark.run_elastic(fails_in_each_world, num_proc=1)
     with pytest.raises(ValueError, match=ends_with(LaunchCode.CONFLICTING_OPTIONS, "2, 1 and 1")):
         horovod.spark.run_elastic(fails_always, num_proc=1, min_num_proc=2)
 
