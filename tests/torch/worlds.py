@@ -14,12 +14,14 @@ killed and the test fails. A world in which something unexpected happened is `br
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -29,6 +31,19 @@ import fork_server
 import pytest
 
 DEADLINE_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def warnings_of_horovod() -> Iterator[list[str]]:
+    """What Horovod warns of in this process meanwhile."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("horovod").addHandler(handler)
+    try:
+        yield said
+    finally:
+        logging.getLogger("horovod").removeHandler(handler)
 
 
 @dataclass

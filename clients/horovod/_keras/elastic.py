@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,12 +12,14 @@ import numpy as np
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.progress import begins, written
-from horovod._keras.state import build_optimizer, state_of
+from horovod._keras.state import build_optimizer, classes_of, kind_of, state_of, variables_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
+from horovod.common.gradients import identity
 from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import global_process_set
+from horovod.common.state_parts import Parts
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback"]
 
@@ -23,25 +27,61 @@ log = logging.getLogger(__name__)
 
 
 class VariablesState(ObjectState):
-    """Variables beside plain values. A subclass says which (`_variables`) and how they are sent.
+    """Variables beside plain values. A subclass says which (`_own_variables`) and how they are sent.
+
+    Models, optimizers, variables and so on among the plain values, also in lists, dicts and objects, stay the objects
+    that they are, and their variables are kept with the others.
 
     `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
     that has committed most often. Afterwards everything counts as saved.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._saved_variables: list[Any] = []
+        self._parts_now: dict[str, Any] = {}  # by path; between the beginning and the end of a sync, the source's
+        self._saved_variables: list[tuple[Any, Any]] = []  # with their values
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
 
-    def _variables(self) -> list[Any]:
+    def _own_variables(self) -> list[Any]:
         raise NotImplementedError
 
-    def _values(self) -> list[Any]:
-        return [np.array(variable.numpy()) for variable in self._variables()]
+    def _variables(self) -> list[Any]:
+        own = self._own_variables()
+        known = {identity(one) for one in own}
+        for path, part in sorted(self._parts_now.items()):
+            kind = kind_of(part)
+            for one in variables_of(part, kind, path) if kind is not None and path not in self._fixed_parts() else ():
+                if identity(one) not in known:
+                    known.add(identity(one))
+                    own.append(one)
+        return own
 
-    def _assign(self, values: list[Any]) -> None:
-        for variable, value in zip(self._variables(), values, strict=True):
+    def _kind_of(self, value: Any) -> str | None:
+        return kind_of(value)
+
+    def _take_parts(self, parts: Parts) -> None:
+        super()._take_parts(parts)
+        self._parts_now = parts.found
+
+    def _optimizers_left_out(self) -> Iterator[Any]:
+        ours = {identity(one) for one in self._variables()}
+        classes = classes_of("optimizer")
+        for one in gc.get_objects():
+            # Optimizers of Keras 3 know what they train; others do not.
+            if issubclass(type(one), classes) and any(
+                identity(each) in ours for each in getattr(one, "_trainable_variables", ())
+            ):
+                yield one
+
+    def _memory_of(self, optimizer: Any) -> list[str]:
+        ours = {identity(one) for one in self._variables()}
+        return [one.name for one in variables_of(optimizer, "optimizer", "") if identity(one) not in ours]
+
+    def _values(self, variables: list[Any]) -> list[Any]:
+        return [np.array(variable.numpy()) for variable in variables]
+
+    def _assign(self, values: list[tuple[Any, Any]]) -> None:
+        for variable, value in values:
             variable.assign(value)
 
     def _broadcast_variables(self, root_rank: int) -> None:
@@ -50,13 +90,15 @@ class VariablesState(ObjectState):
     def _settle(self) -> None:
         self._settled_values()
 
-    def _settled_values(self) -> list[Any]:
-        """The values of the variables, copied from where they are, which waits for the steps that a GPU still does."""
-        values = self._values()
+    def _settled_values(self) -> list[tuple[Any, Any]]:
+        """The variables and copies of their values. To copy them waits for the steps that a GPU still does."""
+        variables = self._variables()
+        values = self._values(variables)
         check_results()
-        return values
+        return list(zip(variables, values, strict=True))
 
     def save(self) -> None:
+        self._parts_now = self._find_parts().found
         self._saved_variables = self._settled_values()
         super().save()
 
@@ -66,6 +108,7 @@ class VariablesState(ObjectState):
 
     def sync(self) -> None:
         self._choose_source(allgather_object)
+        self._parts_now = self._agreed
         self._broadcast_variables(self._source)
         values = self._settled_values()  # first: plain values that count as saved are to be of the same commit
         super().sync()
@@ -78,7 +121,8 @@ class KerasState(VariablesState):
     Args:
         model: a built model, else ValueError.
         optimizer: that of the model, if None is given.
-        kwargs: plain values, the same names on all ranks.
+        kwargs: plain values, the same names on all ranks. Further models, optimizers, variables and so on among them,
+            also in lists, dicts and objects, are kept as the model is; they must be built, else ValueError.
 
     `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
     that has committed most often. Afterwards everything counts as saved.
@@ -99,7 +143,10 @@ class KerasState(VariablesState):
         self.optimizer = optimizer or getattr(model, "optimizer", None)
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
+    def _fixed_parts(self) -> dict[str, Any]:
+        return {"model": self.model} | ({} if self.optimizer is None else {"optimizer": self.optimizer})
+
+    def _own_variables(self) -> list[Any]:
         if self.optimizer is not None:  # so that the same variables are there from the first sync on
             build_optimizer(self.optimizer, self.model)
         return state_of(self.model, self.optimizer)

@@ -25,7 +25,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Final
 
@@ -34,6 +35,8 @@ from horovod.base.words import plural
 from horovod.common.basics import leave_for_good
 from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.ops.objects import broadcast_keeping
+from horovod.common.state_parts import Parts, contents_of, find_parts, refill
 from horovod.worker.runtime.context import current, is_member, when_world_changes
 from horovod.worker.runtime.world_changes import WorldChange
 
@@ -53,6 +56,7 @@ WANTED_BACK: Final = "its launcher takes back its place"
 VAIN_ROUNDS = 5  # so many rounds in a row without a commit may end with an error that is not the loss of a rank
 # These happen to a rank. Other errors of operations are of the script's own making.
 _HAPPENS: Final = {OperationCode.PEER_LOST, OperationCode.SHUT_DOWN, OperationCode.STALLED, OperationCode.NO_PROGRESS}
+OPTIMIZER: Final = "optimizer"  # the kind of a part that can't be sent to a rank that has none
 UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
 
 
@@ -158,7 +162,8 @@ class ObjectState(State):
     """Plain values as attributes: `ObjectState(bcast_object, get_rank, epoch=0)` has `state.epoch`.
 
     Only names given here are saved and sent. Values must be picklable and are copied deeply when saved and restored, so
-    that changing a saved list in place does not change what `restore` goes back to.
+    that changing a saved list in place does not change what `restore` goes back to. Subclasses say which values are
+    parts, such as models: these stay the objects that they are, also inside lists, dicts and objects (state_parts.py).
 
     `sync` sends the values as they are on its source, not as they were saved last (in which Horovod 0.28 differs): so
     counters and weights stay together after an interrupt without a commit. What it received is saved, so that
@@ -170,23 +175,115 @@ class ObjectState(State):
         self._synced = False  # whether this process has the state of a training, not only its own beginning
         self._source = 0
         self._source_commits = 0
+        self._parts = Parts()  # as of the last save
+        self._agreed: dict[str, Any] = {}  # by path, in one order: objects that stay in the next sync, on all ranks
+        self._told_of: set[str] = set()  # paths
+        self._left_out: list[weakref.ref[Any]] | None = None  # optimizers; not looked for yet
         self._saved_state: dict[str, Any] = dict(kwargs)
+        self._saved_contents: dict[str, Any] = {}  # of holders, by path
         self.__dict__.update(kwargs)
         ObjectState.save(self)
 
+    def commit(self) -> None:
+        self._warn_of_optimizers_left_out()
+        super().commit()
+
     def save(self) -> None:
-        self._saved_state = self._copied({name: getattr(self, name) for name in self._saved_state})
+        self._take_parts(self._find_parts())
+        contents = {path: contents_of(holder) for path, holder in self._parts.holders.items()}
+        self._save_copies(self._live(), contents)
 
     def restore(self) -> None:
-        self.__dict__.update(self._copied(self._saved_state))
+        values, contents = self._copied(self._saved_state, self._saved_contents)
+        self._put(values, contents, self._parts.holders)
 
     def sync(self) -> None:
         source = self._source
-        live = {name: getattr(self, name) for name in self._saved_state} if self._rank() == source else None
-        received = self._bcast_object(live, root_rank=source)
-        self.__dict__.update(received)
-        self._saved_state = self._copied(received)
+        live = None
+        if self._rank() == source:
+            holders = self._find_parts().holders
+            live = (self._live(), {path: contents_of(one) for path, one in holders.items() if path in self._agreed})
+        values, contents = self._broadcast_keeping(live, source, self._kept_objects(self._agreed))
+        self._put(values, contents, self._agreed)
         self._synced, self._commits = True, max(self._commits, self._source_commits)
+        ObjectState.save(self)
+
+    def _broadcast_keeping(self, obj: Any, root_rank: int, kept: Sequence[Any]) -> Any:
+        return broadcast_keeping(obj, root_rank, kept) if kept else self._bcast_object(obj, root_rank=root_rank)
+
+    def _live(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._saved_state}
+
+    def _put(self, values: dict[str, Any], contents: dict[str, Any], holders: Mapping[str, Any]) -> None:
+        self.__dict__.update(values)
+        for path, inside in contents.items():
+            refill(holders[path], inside)
+
+    def _save_copies(self, values: dict[str, Any], contents: dict[str, Any]) -> None:
+        self._saved_state, self._saved_contents = self._copied(values, contents)
+        paths = {*self._parts.found, *self._parts.in_sets}
+        if paths <= self._told_of:
+            return
+        self._told_of |= paths
+        name = type(self).__name__
+        for path, one in self._parts.in_sets.items():
+            log.warning("%s does not keep the %s in the set %s. Put it into a list.", name, type(one).__name__, path)
+        known = {id(one) for one in self._kept()}
+        saved = dict(self._saved_state)
+        for path, (items, attributes) in self._saved_contents.items():
+            saved |= {path: items} | {f"{path}.{attribute}": value for attribute, value in attributes.items()}
+        copied = find_parts(saved, self._kind_of)
+        for path, one in copied.found.items():
+            if id(one) not in known:
+                log.warning(
+                    "%s keeps a copy of %s, a %s, and not the one that the script trains, because what holds it is "
+                    "copied in a way of its own (__deepcopy__ or __getstate__). Give the state the %s by a name.",
+                    *(name, path, type(one).__name__, type(one).__name__),
+                )
+
+    def _warn_of_optimizers_left_out(self) -> None:
+        """Once of each optimizer that trains what this state keeps and that remembers what it does not keep, such as
+        momentum: a newcomer would begin without it, and the ranks' weights would part.
+        """
+        if self._left_out is None:
+            self._left_out = [weakref.ref(one) for one in self._optimizers_left_out()]
+        for reference in [*self._left_out]:
+            optimizer = reference()
+            remembers = [] if optimizer is None else self._memory_of(optimizer)
+            if remembers:
+                self._left_out.remove(reference)
+            if remembers and self._rank() == 0:
+                log.warning(
+                    "%s keeps weights that an optimizer trains, but not what the optimizer, a %s, remembers (%s). "
+                    "Ranks that come later would begin without this, and train apart from the others. Give the "
+                    "optimizer to the state as well: %s(..., optimizer=optimizer).",
+                    *(type(self).__name__, type(optimizer).__name__, ", ".join(remembers), type(self).__name__),
+                )
+
+    def _optimizers_left_out(self) -> Iterable[Any]:
+        """Optimizers of this process that are not part of this state but train what is."""
+        return ()
+
+    def _memory_of(self, optimizer: Any) -> list[str]:
+        """Names of what such an optimizer remembers from step to step, and nothing in this state holds."""
+        return []
+
+    def _kind_of(self, value: Any) -> str | None:
+        """Of which kind of parts a value is; None if it is a plain one, as all are here."""
+        return None
+
+    def _fixed_parts(self) -> dict[str, Any]:
+        """Further attributes, by name, that are parts."""
+        return {}
+
+    def _find_parts(self) -> Parts:
+        if type(self)._kind_of is ObjectState._kind_of:
+            return Parts()
+        return find_parts(self._live() | self._fixed_parts(), self._kind_of)
+
+    def _take_parts(self, parts: Parts) -> None:
+        """These are the parts from now on."""
+        self._parts = parts
 
     def _choose_source(self, allgather_object: Callable[[Any, str], list[Any]], names: Iterable[str] = ()) -> None:
         """Finds the rank from which `sync` sends, the same on all ranks. A collective of that function.
@@ -197,13 +294,14 @@ class ObjectState(State):
         plain values.
 
         Raises:
-            ValueError: on all ranks, when the states hold different names.
+            ValueError: on all ranks, when the states hold different names, or an optimizer that some do not have.
         """
         goes_on = self._synced and not _is_newcomer()
-        mine = (goes_on, self._synced, self._commits, sorted({*self._saved_state, *names}))
+        parts = self._find_parts()
+        mine = (goes_on, self._synced, self._commits, sorted({*self._saved_state, *names}), parts.all_kinds())
         everyone = allgather_object(mine, "elastic.synced")
         first = everyone[0][3]
-        for other, (_, _, _, theirs) in enumerate(everyone):
+        for other, (_, _, _, theirs, _) in enumerate(everyone):
             if theirs != first:
                 only = sorted(set(theirs).symmetric_difference(first))
                 sentence = (
@@ -211,32 +309,62 @@ class ObjectState(State):
                     "both. Give the state the same names on all ranks."
                 )
                 raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
-        progress = [(goes_on, synced, commits) for goes_on, synced, commits, _ in everyone]
+        progress = [(goes_on, synced, commits) for goes_on, synced, commits, _, _ in everyone]
         most = max(progress)
         self._source = progress.index(most) if most[1] else 0
         self._source_commits = progress[self._source][2]
         if most[0] and not goes_on:
             self._commits = 0  # of a training without which the others have gone on
+        self._agree(parts, [kinds for _, _, _, _, kinds in everyone])
 
-    def _kept(self) -> Iterable[Any]:
-        """Objects that copies of the values share with the values, because they must not be copied."""
-        return ()
+    def _agree(self, parts: Parts, kinds: list[dict[str, str]]) -> None:
+        """Finds this rank's object for each of the source's parts and holders. What some rank does not have, such as a
+        model that the others have made since they began, it gets from the source.
+        """
+        theirs = kinds[self._source]
+        lacking = {path: rank for path in theirs for rank, one in enumerate(kinds) if one.get(path) != theirs[path]}
+        for path, rank in sorted(lacking.items()):
+            if theirs[path] == OPTIMIZER:
+                sentence = (
+                    f"The elastic state of rank {self._source} has an optimizer at {path}, but that of rank {rank} "
+                    "has none there, and an optimizer can't be sent without its parameters. Make it before training "
+                    "begins, on all ranks, and give it to the state."
+                )
+                raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
+        own = parts.objects()
+        agreed = {path: own[path] for path in theirs if path not in lacking}
+        if lacking:
+            sent = {path: own[path] for path in lacking} if self._rank() == self._source else None
+            received = self._broadcast_keeping(sent, self._source, self._kept_objects(agreed))
+            mine = parts.all_kinds()
+            agreed |= {path: own[path] if mine.get(path) == theirs[path] else received[path] for path in lacking}
+        self._agreed = {path: agreed[path] for path in sorted(agreed)}
 
-    def _copied(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _kept_objects(self, objects: Mapping[str, Any]) -> list[Any]:
+        """Those that copies of the values share with the values, in an order that all ranks have."""
+        return [objects[path] for path in sorted(objects)]
+
+    def _kept(self) -> list[Any]:
+        return self._kept_objects(self._parts.objects())
+
+    def _copied(self, *groups: dict[str, Any]) -> list[dict[str, Any]]:
         # One copy of all values: an object that two attributes share is shared in the copy as well.
         memo: dict[int, Any] = {id(kept): kept for kept in self._kept()}
-        copies = {}
-        for name, value in values.items():
-            try:
-                copies[name] = copy.deepcopy(value, memo)
-            except Exception as error:  # of any class: objects define how they are copied
-                raise ValueError(
-                    coded(
-                        TrainingCode.UNCOPYABLE_STATE,
-                        f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
-                        f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a state_dict.",
-                    )
-                ) from error
+        copies: list[dict[str, Any]] = []
+        for values in groups:
+            copies.append({})
+            for name, value in values.items():
+                try:
+                    copies[-1][name] = copy.deepcopy(value, memo)
+                except Exception as error:  # of any class: objects define how they are copied
+                    raise ValueError(
+                        coded(
+                            TrainingCode.UNCOPYABLE_STATE,
+                            f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
+                            f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a "
+                            "state_dict.",
+                        )
+                    ) from error
         return copies
 
 

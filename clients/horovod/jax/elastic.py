@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +25,8 @@ import numpy as np
 from horovod.common.basics import init as init
 from horovod.common.basics import join_again, rank
 from horovod.common.basics import shutdown as shutdown
-from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
+from horovod.common.elastic import OPTIMIZER, ObjectState, leave_at_next_commit, run_fn
+from horovod.common.ops.objects import broadcast_keeping
 from horovod.common.process_sets import global_process_set
 from horovod.jax.functions import allgather_object, broadcast_object, broadcast_tree, is_array
 from horovod.jax.waiting import end_compiled_calls, lost_ranks
@@ -73,9 +76,8 @@ class JaxState(ObjectState):
 
     Arrays are sent as such, everything else with pickle. NumPy's scalars, and its arrays of 64 bits unless
     jax_enable_x64 is set, stay as they are; its other arrays become JAX's. Saved values are copies, so steps may donate
-    their arguments. A tree may have another structure in a process that is new; it gets that of the others. Objects
-    that hold their arrays otherwise than as leaves (a Flax nnx module in versions in which it is no pytree) are given
-    as their state, `nnx.state(model)`.
+    their arguments. A tree may have another structure in a process that is new; it gets that of the others. Modules
+    and optimizers of Flax nnx stay the objects that they are, also in lists, dicts and objects, and get the arrays.
 
     Args:
         kwargs: the values, of the same names on all ranks.
@@ -93,19 +95,39 @@ class JaxState(ObjectState):
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        self._saved_arrays: list[tuple[Any, Any]] = []  # parts and their states
         super().__init__(broadcast_object, rank, **kwargs)
+        self.save()
+
+    def _kind_of(self, value: Any) -> str | None:
+        if (nnx := _nnx()) is None or not isinstance(value, getattr(nnx, "Pytree", None) or nnx.Object):
+            return None
+        return OPTIMIZER if isinstance(value, nnx.Optimizer) else "module"
 
     def save(self) -> None:
         self._settle()
         super().save()
+        self._save_arrays()
+
+    def _save_arrays(self) -> None:
+        self._saved_arrays = [(one, copy.deepcopy(_nnx().state(one))) for one in self._parts.found.values()]
+
+    def restore(self) -> None:
+        for part, arrays in self._saved_arrays:
+            _nnx().update(part, copy.deepcopy(arrays))  # the next step may donate these
+        super().restore()
 
     def sync(self) -> None:
         self._choose_source(allgather_object)
-        self._bcast_object, plain = self._broadcast, self._bcast_object
-        try:
-            super().sync()
-        finally:
-            self._bcast_object = plain
+        parts = [one for one in self._agreed.values() if self._kind_of(one) is not None]
+        if parts:
+            states = [_nnx().state(one) for one in parts]
+            leaves, structure = jax.tree.flatten(states)
+            received = self._broadcast_keeping(leaves if rank() == self._source else None, self._source, ())
+            for part, state in zip(parts, jax.tree.unflatten(structure, received), strict=True):
+                _nnx().update(part, state)
+        super().sync()
+        self._save_arrays()
 
     def _settle(self) -> None:
         with lost_ranks():
@@ -113,20 +135,34 @@ class JaxState(ObjectState):
             # The state may still hold arrays that the last step took as donated arguments; they are deleted.
             jax.block_until_ready([one for one in values if not (isinstance(one, jax.Array) and one.is_deleted())])
 
-    def _broadcast(self, values: dict[str, Any] | None, root_rank: int) -> dict[str, Any]:
-        """broadcast_object for trees with arrays: sends the structure, shapes and dtypes first, then the arrays."""
+    def _broadcast_keeping(self, values: Any, root_rank: int, kept: Sequence[Any]) -> Any:
+        """For trees with arrays: sends the structure, shapes and dtypes first, then the arrays."""
+        ids = {id(one) for one in kept}
+
+        def is_kept(value: Any) -> bool:
+            return id(value) in ids
+
+        def is_kept_or_travels(value: Any) -> bool:
+            return is_kept(value) or isinstance(value, _Travels)
+
         if values is not None:  # JAX's, as on all other ranks
             values = jax.tree.map(
-                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_array(leaf) else leaf, values
+                lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_array(leaf) else leaf,
+                values,
+                is_leaf=is_kept,
             )
-        described = None if values is None else jax.tree.map(_described, values)
-        received = broadcast_object(described, root_rank, "elastic.trees")
+        described = None if values is None else jax.tree.map(_described, values, is_leaf=is_kept)
+        received = broadcast_keeping(described, root_rank, kept, "elastic.trees")
         if values is None:
-            values = jax.tree.map(_empty, received, is_leaf=lambda leaf: isinstance(leaf, _Travels))
-        arrays = [leaf for leaf in jax.tree.leaves(values) if is_array(leaf)]
+            values = jax.tree.map(_empty, received, is_leaf=is_kept_or_travels)
+        arrays = [leaf for leaf in jax.tree.leaves(values, is_leaf=is_kept) if is_array(leaf)]
         sent = iter(broadcast_tree(arrays, root_rank, "elastic.arrays", global_process_set))
-        result: dict[str, Any] = jax.tree.map(lambda leaf: next(sent) if is_array(leaf) else leaf, values)
-        return result
+        return jax.tree.map(lambda leaf: next(sent) if is_array(leaf) else leaf, values, is_leaf=is_kept)
+
+
+def _nnx() -> Any:
+    """flax.nnx, whose modules and optimizers change in place; None where the script does not use it."""
+    return sys.modules.get("flax.nnx")
 
 
 def _described(leaf: Any) -> Any:

@@ -74,7 +74,8 @@ class TensorFlowState(VariablesState):
         variables: tf.Variables, the same on all ranks but for their values. In a v1 graph all global ones, if None is
             given.
         session: of a v1 graph, or the default one.
-        kwargs: plain values, the same names on all ranks.
+        kwargs: plain values, the same names on all ranks. tf.Variables, tf.Modules, models and so on among them, also
+            in lists, dicts and objects, are kept as the variables are, but not in a v1 graph.
 
     `sync` broadcasts from rank 0, or, in a training that some ranks were in already, from the one of these that has
     committed most often. Example:
@@ -91,26 +92,30 @@ class TensorFlowState(VariablesState):
         self._operations: dict[Any, Any] = {}  # of a v1 graph, made once
         super().__init__(**kwargs)
 
-    def _variables(self) -> list[Any]:
-        return self.variables
+    def _own_variables(self) -> list[Any]:
+        return list(self.variables)
 
-    def _values(self) -> list[Any]:
+    def _kind_of(self, value: Any) -> str | None:
+        # In a v1 graph nothing that a script gives as a plain value has variables of its own.
+        return super()._kind_of(value) if tf.executing_eagerly() else None
+
+    def _values(self, variables: list[Any]) -> list[Any]:
         if tf.executing_eagerly():
-            return super()._values()
-        values: list[Any] = self._run_in_session(self.variables)
+            return super()._values(variables)
+        values: list[Any] = self._run_in_session(variables)
         return values
 
-    def _assign(self, values: list[Any]) -> None:
+    def _assign(self, values: list[tuple[Any, Any]]) -> None:
         if tf.executing_eagerly():
             super()._assign(values)
             return
-        for variable, value in zip(self.variables, values, strict=True):
+        for variable, value in values:
             variable.load(value, self._session or tf.compat.v1.get_default_session())
 
     def _broadcast_variables(self, root_rank: int) -> None:
         with lost_ranks():
             if tf.executing_eagerly():
-                broadcast_variables(self.variables, root_rank)
+                broadcast_variables(self._variables(), root_rank)
                 return
             if root_rank not in self._operations:
                 self._operations[root_rank] = broadcast_variables(self.variables, root_rank)

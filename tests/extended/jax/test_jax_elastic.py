@@ -85,6 +85,63 @@ def test_values_of_64_bits_come_back_as_they_were(jax_pair: World) -> None:
     jax_pair.run(_kept_as_they_are)
 
 
+class Held:
+    """An object of a script, which trains what it holds."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.steps = 0
+
+
+def _modules_of_flax(held: bool) -> list[Any]:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from flax import nnx
+
+    import horovod.jax as hvd
+
+    model = nnx.Linear(2, 1, rngs=nnx.Rngs(hvd.rank()))
+    optimizer = nnx.Optimizer(model, optax.adam(0.1), wrt=nnx.Param)
+    both = Held(model, optimizer)
+    values = {"held": [both], "scale": jnp.full(2, hvd.rank())} if held else {"model": model, "optimizer": optimizer}
+    state = hvd.elastic.JaxState(**values, batch=0)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any) -> None:
+        gradients = nnx.grad(lambda model: model(jnp.ones([1, 2])).sum() ** 2)(model)
+        optimizer.update(model, hvd.allreduce(gradients))
+
+    def arrays() -> list[Any]:
+        return [np.asarray(one).tolist() for one in jax.tree.leaves((nnx.state(model), nnx.state(optimizer)))]
+
+    state.sync()
+    assert hvd.allgather_object(arrays()) == [arrays()] * 2
+    step(model, optimizer)
+    both.steps = 1
+    state.commit()
+    committed = arrays()
+    assert hvd.allgather_object(committed) == [committed] * 2
+    for _ in range(2):
+        step(model, optimizer)
+        both.steps += 1
+        assert arrays() != committed
+        state.restore()
+        assert arrays() == committed
+    if held:
+        assert (state.held[0], both.model, both.optimizer, both.steps) == (both, model, optimizer, 1)
+        assert state.scale.tolist() == [0, 0]
+    return committed
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["by name", "in an object"])
+def test_modules_of_flax_stay_the_objects_that_train(jax_pair: World, held: bool) -> None:
+    pytest.importorskip("flax")
+    first, second = jax_pair.run(_modules_of_flax, held)
+    assert first == second
+
+
 def _other_errors() -> None:
     import jax
 

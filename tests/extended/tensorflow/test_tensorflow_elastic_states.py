@@ -9,7 +9,7 @@ import keras_elastic_rates
 import numpy as np
 import pytest
 from error_codes import ends_with
-from worlds import World
+from worlds import World, warnings_of_horovod
 
 from horovod.base.errors import TrainingCode
 
@@ -193,3 +193,126 @@ def _variables_in_a_session() -> None:
 
 def test_variables_of_a_v1_graph(tf_pair: World) -> None:
     tf_pair.run(_variables_in_a_session)
+
+
+class Gan:
+    """An object of a script, which trains what it holds."""
+
+    def __init__(self, generator: Any, optimizer: Any) -> None:
+        self.generator = generator
+        self.optimizer = optimizer
+        self.steps = 0
+
+
+def _parts_in_containers() -> None:
+    import keras
+
+    import horovod.keras as hvd
+
+    rank = hvd.rank()
+    model, second, third = _model(rank), _model(10 + rank), _model(20 + rank)
+    optimizer = keras.optimizers.SGD(0.1 + rank, momentum=0.9)
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.NOT_BUILT, "gans")):
+        hvd.elastic.KerasState(model, gans=[Gan(second, optimizer)])
+    optimizer.build(second.trainable_variables)
+    variable = keras.Variable([float(rank)])
+    dropout = keras.layers.Dropout(0.5, seed=rank)
+    kept = {"gans": [Gan(second, optimizer)], "variable": (variable, dropout), "losses": [rank]}
+    state = hvd.elastic.KerasState(model, kept=kept, third=third, metrics=[keras.metrics.Mean()], model_again=model)
+    trained = [model, second, third]
+
+    def values() -> Any:
+        everything = [*model.weights, *second.weights, *third.weights, *optimizer.variables, variable]
+        everything += [*third.optimizer.variables, *state.metrics[0].variables]
+        return [np.array(keras.ops.convert_to_numpy(one)).tolist() for one in everything]
+
+    state.sync()
+    assert hvd.allgather_object(values()) == [values()] * 2
+    assert state.kept is kept
+    assert state.third is third
+    assert kept["gans"][0].generator is second
+    assert (kept["losses"], state.model_again) == ([0], model)
+    optimizer.apply([keras.ops.ones_like(one) for one in second.trainable_variables])
+    kept["gans"][0].steps = 1
+    state.metrics[0].update_state([1.0 + rank])
+    state.sync()
+    committed = values()
+    assert hvd.allgather_object(committed) == [committed] * 2
+    for one in trained:
+        one.fit(np.ones([4, 3]), np.full([4, 1], rank), verbose=0)
+    optimizer.apply([keras.ops.ones_like(one) for one in second.trainable_variables])
+    variable.assign([7.0])
+    kept["gans"][0].steps = 2
+    kept["losses"].append(3)
+    assert values() != committed
+    state.restore()
+    assert values() == committed
+    assert (kept["gans"][0].steps, kept["losses"]) == (1, [0])
+    assert kept["gans"][0].optimizer is optimizer
+    state.commit()
+
+
+def test_models_in_containers(tf_pair: World, torch_pair: World) -> None:
+    tf_pair.run(_parts_in_containers)
+    torch_pair.run(_parts_in_containers)
+
+
+def _variables_in_containers() -> None:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    class Net(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = tf.Variable([float(hvd.rank())])
+
+    net, weight, more = Net(), tf.Variable([hvd.rank() + 1.0]), {"w": [tf.Variable([hvd.rank() + 2.0])]}
+    generator = tf.random.Generator.from_seed(hvd.rank())
+    state = hvd.elastic.TensorFlowState([weight], net=net, more=more, generators=[generator], wide=np.int64(2**40))
+    state.sync()
+    kept = more["w"][0]
+
+    def values() -> Any:
+        return [float(one.numpy()[0]) for one in (weight, net.weight, kept)], generator.state.numpy().tolist()
+
+    assert values() == ([1.0, 0.0, 2.0], tf.random.Generator.from_seed(0).state.numpy().tolist())
+    for one in (weight, net.weight, kept):
+        one.assign([9.0])
+    generator.normal([3])
+    state.restore()
+    assert values() == ([1.0, 0.0, 2.0], tf.random.Generator.from_seed(0).state.numpy().tolist())
+    assert state.net is net
+    assert state.more["w"][0] is kept
+    assert (state.wide, state.wide.dtype) == (2**40, np.int64)
+
+
+def test_variables_in_containers(tf_pair: World) -> None:
+    tf_pair.run(_variables_in_containers)
+
+
+def _optimizer_left_out() -> list[str]:
+    import keras
+
+    import horovod.keras as hvd
+
+    model = _model(0)
+    model.optimizer = None
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    with warnings_of_horovod() as said:
+        for given in ({"optimizer": optimizer}, {"more": [optimizer]}, {}):
+            assert said == []
+            state = hvd.elastic.KerasState(model, **given)
+            state.sync()
+            state.commit()
+            state.commit()
+    return said
+
+
+def test_an_optimizer_that_a_state_leaves_out(tf_pair: World, torch_pair: World) -> None:
+    for pair in (tf_pair, torch_pair):
+        first, second = pair.run(_optimizer_left_out)
+        assert (len(first), second) == (1, [])
+        assert "SGD" in first[0]
+        assert "momentum" in first[0]

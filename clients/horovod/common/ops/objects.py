@@ -6,7 +6,10 @@ The functions that frameworks export (TensorFlow's have an argument more).
 from __future__ import annotations
 
 import ctypes
+import io
+import pickle
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -48,10 +51,23 @@ def broadcast_object(
         HorovodInternalError: a rank was lost.
         Exception: on the root, what pickling raises; the other ranks get ValueError with its text.
     """
+    return broadcast_keeping(obj, root_rank, (), name, process_set)
+
+
+def broadcast_keeping(
+    obj: T,
+    root_rank: int,
+    kept: Sequence[Any],
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> T:
+    """`broadcast_object`, but objects in `kept` do not travel: what refers to kept[i] on the root refers to kept[i] of
+    the receiver there. As many on all ranks.
+    """
     number = check_root(root_rank, process_set)
     name = name or "broadcast_object"
     is_root = current().world.rank == root_rank
-    pickled, error = _pickled(obj, "broadcast_object") if is_root else (b"", None)
+    pickled, error = _pickled(obj, "broadcast_object", kept) if is_root else (b"", None)
     payload = memoryview(pickled)
     head = bytearray(_HEAD_BYTES)
     if is_root:
@@ -70,7 +86,7 @@ def broadcast_object(
         received = memoryview(body)[:length]
     if error is not None:
         raise error
-    return obj if is_root else _loads(received)
+    return obj if is_root else _loads(received, kept)
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:
@@ -132,10 +148,34 @@ class _Failed:
     sentence: str
 
 
-def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
+class _KeepingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes the place in `kept` in place of an object that is there."""
+
+    def __init__(self, file: io.BytesIO, kept: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._places = {id(one): place for place, one in enumerate(kept)}
+
+    def persistent_id(self, obj: Any) -> int | None:
+        return self._places.get(id(obj))
+
+
+class _KeepingUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, kept: Sequence[Any]) -> None:
+        super().__init__(file)
+        self._kept = kept
+
+    def persistent_load(self, place: int) -> Any:
+        return self._kept[place]
+
+
+def _pickled(obj: Any, function: str, kept: Sequence[Any] = ()) -> tuple[bytes, Exception | None]:
     """The bytes for the object, and the error if it could not be pickled."""
     try:
-        return cloudpickle.dumps(obj), None
+        if not kept:
+            return cloudpickle.dumps(obj), None
+        file = io.BytesIO()
+        _KeepingPickler(file, kept).dump(obj)
+        return file.getvalue(), None
     except Exception as error:  # of any class: objects define how they are pickled
         world = current().world
         sentence = (
@@ -145,8 +185,8 @@ def _pickled(obj: Any, function: str) -> tuple[bytes, Exception | None]:
         return cloudpickle.dumps(_Failed(coded(OperationCode.UNPICKLABLE, sentence))), error
 
 
-def _loads(payload: memoryview) -> Any:
-    received = cloudpickle.loads(payload)
+def _loads(payload: memoryview, kept: Sequence[Any] = ()) -> Any:
+    received = _KeepingUnpickler(io.BytesIO(payload), kept).load() if kept else cloudpickle.loads(payload)
     if isinstance(received, _Failed):
         raise ValueError(received.sentence)
     return received

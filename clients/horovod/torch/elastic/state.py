@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from horovod.common.basics import rank
-from horovod.common.elastic import ObjectState, check_results
-from horovod.common.ops.objects import allgather_object, broadcast_object
+from horovod.common.elastic import OPTIMIZER, ObjectState, check_results
+from horovod.common.ops.objects import allgather_object, broadcast_keeping, broadcast_object
+from horovod.common.state_parts import Parts, find_parts
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.optimizer_state import broadcast_optimizer_state
 from horovod.torch.parameters import broadcast_parameters
+from horovod.torch.wrapping import WrappedOptimizer
 
 __all__ = [
     "ModelStateHandler",
@@ -98,19 +100,6 @@ class Stateful(Protocol):
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
-_KEPT: Final = "kept"
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """Travels in place of one of `StateHandler.kept`; a copy of it is the receiver's own."""
-
-    index: int
-
-    def __deepcopy__(self, memo: dict[str, Any]) -> Any:
-        return memo[_KEPT][self.index]
-
-
 class StatefulHandler(StateHandler):
     """For Stateful. The object stays the one that it is, and so does the optimizer that it may refer to."""
 
@@ -125,11 +114,9 @@ class StatefulHandler(StateHandler):
 
     def sync(self) -> None:
         is_root = rank() == self.root_rank
-        names = {id(one): _Kept(index) for index, one in enumerate(self.kept)}
-        sent = copy.deepcopy(self.value.state_dict(), names) if is_root else None
-        received = broadcast_object(sent, self.root_rank)
+        received = broadcast_keeping(self.value.state_dict() if is_root else None, self.root_rank, self.kept)
         if not is_root:
-            self.value.load_state_dict(copy.deepcopy(received, {_KEPT: self.kept}))  # type: ignore[dict-item]
+            self.value.load_state_dict(received)
 
     def _copied(self, state: Any) -> Any:
         return copy.deepcopy(state, {id(one): one for one in self.kept})
@@ -151,6 +138,33 @@ class SamplerStateHandler(StateHandler):
         self.value.load_state_dict(broadcast_object(self.value.state_dict(), self.root_rank))
 
 
+class TensorHandler(StateHandler):
+    """For tensors that are trained by themselves, such as torch.nn.Parameter."""
+
+    def save(self) -> None:
+        self._saved = self.value.detach().clone()
+
+    def restore(self) -> None:
+        self.value.detach().copy_(self._saved)
+        self.value.grad = None  # the half reduced one of the step that failed
+
+    def sync(self) -> None:
+        broadcast_parameters([self.value], self.root_rank)
+
+
+class GeneratorHandler(StateHandler):
+    """For torch.Generator, so that the data loader that has it goes on with the same random numbers."""
+
+    def save(self) -> None:
+        self._saved = self.value.get_state()
+
+    def restore(self) -> None:
+        self.value.set_state(self._saved)
+
+    def sync(self) -> None:
+        self.value.set_state(broadcast_object(self.value.get_state(), self.root_rank))
+
+
 # PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
 _GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 
@@ -158,6 +172,8 @@ _registry: list[tuple[type, type[StateHandler]]] = [
     (torch.nn.Module, ModelStateHandler),
     (torch.optim.Optimizer, OptimizerStateHandler),
     (ElasticSampler, SamplerStateHandler),
+    (torch.nn.Parameter, TensorHandler),
+    (torch.Generator, GeneratorHandler),
     (Stateful, StatefulHandler),
 ]
 
@@ -177,13 +193,10 @@ def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) ->
     _registry = registry if isinstance(registry, list) else list(registry)
 
 
-def _handler_for(value: Any) -> StateHandler | None:
+def _handler_class(value: Any) -> type[StateHandler] | None:
     if isinstance(value, type):  # a class has the methods of its objects
         return None
-    for kind, handler in _registry:
-        if isinstance(value, kind):
-            return handler(value)
-    return None
+    return next((handler for kind, handler in _registry if isinstance(value, kind)), None)
 
 
 class TorchState(ObjectState):
@@ -191,8 +204,9 @@ class TorchState(ObjectState):
 
     Models, optimizers, ElasticSamplers and what else has state_dict() and load_state_dict(), such as learning-rate
     schedulers and GradScaler, are kept by handlers (horovod.torch.elastic.state), whatever their names; they stay the
-    objects that they are. Other values are copied and pickled. Assigning another model, optimizer and so on saves it
-    at once. Example:
+    objects that they are, also in lists, dicts, tuples and objects, and so do torch.nn.Parameter and torch.Generator.
+    Other values are copied and pickled. Assigning another model, optimizer and so on saves it at once. A warning names
+    an optimizer that trains the model but is not in the state. Example:
 
         >>> state = hvd.elastic.TorchState(model=model, optimizer=optimizer, epoch=0)
         >>> state.epoch = 7
@@ -212,47 +226,49 @@ class TorchState(ObjectState):
         kwargs: more of these and plain values, the same names on all ranks.
 
     Raises:
-        ValueError: a plain value that can't be copied.
+        ValueError: a plain value that can't be copied; by `sync`, an optimizer that another rank does not have.
         HorovodInternalError: by `sync`, `commit` and `check_host_updates`: a rank was lost.
     """
 
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
-        values = {"model": model, "optimizer": optimizer, **kwargs}
-        handlers = {name: handler for name, value in values.items() if (handler := _handler_for(value)) is not None}
-        super().__init__(
-            broadcast_object, rank, **{name: value for name, value in values.items() if name not in handlers}
-        )
-        self.__dict__.update({name: handler.value for name, handler in handlers.items()})
-        self._handlers = handlers
-        self._refer_to_each_other()
-        self.save()  # again: the first copies did not know what they refer to
+        self._handlers: dict[str, StateHandler] = {}  # by path, of the parts
+        super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        handlers: dict[str, StateHandler] | None = self.__dict__.get("_handlers")
-        if handlers is None:
-            return  # under construction
-        if name in handlers:
-            handlers[name].set_value(value)
-            self._refer_to_each_other()
-        elif name in self._saved_state and (handler := _handler_for(value)) is not None:  # it was None until now
-            handlers[name] = handler
-            del self._saved_state[name]
-            self._refer_to_each_other()
-            handler.save()
+        saved: dict[str, Any] | None = self.__dict__.get("_saved_state")
+        if saved is not None and name in saved and (kind := self._kind_of(value)) is not None:
+            saved[name] = self._parts.found[name] = value
+            self._parts.kinds[name] = kind
+            self._parts.holders.pop(name, None)
+            self._saved_contents.pop(name, None)
+            self._take_parts(self._parts)
 
-    def _refer_to_each_other(self) -> None:
-        values = [handler.value for _, handler in sorted(self._handlers.items())]  # in one order on all ranks
-        # A scheduler may hold the optimizer that was made distributed.
-        values += [value._hvd_original for value in values if hasattr(value, "_hvd_original")]
+    def _kind_of(self, value: Any) -> str | None:
+        if isinstance(value, torch.optim.Optimizer):
+            return OPTIMIZER
+        handler = _handler_class(value)
+        return None if handler is None else handler.__name__
+
+    def _take_parts(self, parts: Parts) -> None:
+        super()._take_parts(parts)
+        known, self._handlers = self._handlers, {}
+        for path, value in parts.found.items():
+            handler = known.get(path)
+            if handler is None or handler.value is not value:
+                kind = _handler_class(value)
+                assert kind is not None
+                handler = kind(value)
+            self._handlers[path] = handler
         for handler in self._handlers.values():
-            handler.kept = values
+            handler.kept = self._kept()
 
-    def _kept(self) -> Sequence[Any]:
-        handlers = self.__dict__.get("_handlers")
-        return next((handler.kept for handler in handlers.values()), ()) if handlers else ()
+    def _kept_objects(self, objects: Mapping[str, Any]) -> list[Any]:
+        kept = super()._kept_objects(objects)
+        # A scheduler may hold the optimizer that was made distributed.
+        return kept + [one._hvd_original for one in kept if isinstance(one, WrappedOptimizer)]
 
     def _settle(self) -> None:
         # A step on a GPU is over for this thread when it is queued.
@@ -262,9 +278,33 @@ class TorchState(ObjectState):
 
     def save(self) -> None:
         self._settle()
+        super().save()
         for handler in self._handlers.values():
             handler.save()
-        super().save()
+
+    def _optimizers_left_out(self) -> Iterator[torch.optim.Optimizer]:
+        values = [handler.value for handler in self._handlers.values()]
+        trained = {id(one) for one in values if isinstance(one, torch.Tensor)}
+        trained |= {id(one) for value in values if isinstance(value, torch.nn.Module) for one in value.parameters()}
+        # A distributed optimizer has the same `state` as the one that it was made of.
+        known = {id(value.state) for value in values if isinstance(value, torch.optim.Optimizer)}
+        for one in gc.get_objects():
+            if issubclass(type(one), torch.optim.Optimizer) and id(one.__dict__.get("state")) not in known:
+                known.add(id(one.__dict__.get("state")))
+                if any(id(each) in trained for group in one.param_groups for each in group["params"]):
+                    yield one
+
+    def _memory_of(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        # A script may keep it in a way of its own, such as a plain optimizer.state_dict().
+        held = [one.value.state_dict() for one in self._handlers.values() if isinstance(one, StatefulHandler)]
+        found = find_parts(
+            {"plain": self._live(), "held": held}, lambda one: "tensor" if isinstance(one, torch.Tensor) else None
+        ).found
+        tensors = {id(one) for one in found.values()}
+        states = list(optimizer.state.values())
+        if any(id(one) in tensors for state in states for one in state.values()):
+            return []
+        return sorted({key for state in states for key, value in state.items() if value is not None})
 
     def restore(self) -> None:
         for handler in self._handlers.values():
@@ -272,10 +312,15 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
-        self._choose_source(allgather_object, self._handlers)
-        for _, handler in sorted(self._handlers.items()):  # an order that does not depend on how they were given
-            handler.root_rank = self._source
-            handler.sync()
+        self._choose_source(allgather_object)
+        kept = self._kept_objects(self._agreed)
+        for path, value in self._agreed.items():
+            if (kind := _handler_class(value)) is not None:
+                handler = self._handlers.get(path)
+                if handler is None or handler.value is not value:
+                    handler = kind(value)
+                handler.root_rank, handler.kept = self._source, kept
+                handler.sync()
         self._settle()  # before plain values count as saved, which are to be those of the same commit
         super().sync()
         for handler in self._handlers.values():
