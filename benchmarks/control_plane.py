@@ -52,6 +52,8 @@ from horovod.worker.runtime.relayed import headers as relay_headers
 HOST_MEMBERS = 8
 TENSORS = 500
 RETRY_S = 0.25
+# A coordinator to which too many come at once, as gRPC tells it; INTERNAL for one that was writing at that moment.
+SENT_AWAY = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 TICKS = os.sysconf("SC_CLK_TCK")
 WORLD, GONE, REFUSED = b"\x12", b"\x1a", b"\x22"  # first bytes of a MembershipEvent
 
@@ -202,6 +204,16 @@ class Member:
         self.negotiation: Any = None
         self._reader: asyncio.Task[None] | None = None
 
+    async def join_until_done(self) -> bytes:
+        """As `join`. If it is sent away, it comes again, as a real member does."""
+        while True:
+            try:
+                return await self.join()
+            except grpc.aio.AioRpcError as error:
+                if error.code() not in SENT_AWAY:
+                    raise
+                await asyncio.sleep(RETRY_S)
+
     async def join(self) -> bytes:
         """The world as bytes: a real member would parse it, on its own machine."""
         # No deserializer: events are told apart by their first byte.
@@ -247,7 +259,7 @@ class Member:
             try:
                 return await self.negotiate(epoch, term, job, announce, tensors)
             except grpc.aio.AioRpcError as error:
-                if error.code() not in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE):
+                if error.code() not in SENT_AWAY:
                     raise
                 await asyncio.sleep(RETRY_S)
 
@@ -292,7 +304,7 @@ async def _crowd(
     while True:
         order, argument = await loop.run_in_executor(None, orders.recv)
         if order == "join":
-            worlds = await asyncio.gather(*(member.join() for member in members))
+            worlds = await asyncio.gather(*(member.join_until_done() for member in members))
             event = membership_pb2.MembershipEvent.FromString(worlds[0])
             epoch, term = event.world.epoch, event.term
             orders.send(max(map(len, worlds)))

@@ -31,6 +31,10 @@ from .store.measured import MeasuredStore
 from .web.ready import Readiness
 
 MAX_REQUEST_BYTES = 8 << 20
+MAX_STREAMS = 2048  # of one connection; a rank has two, and the relay of an agent one connection for all of its ranks
+UNREAD_BYTES = 8 << 10  # of a call that is not read; one that is read has the window that its message needs
+MAX_PENDING = 2048  # calls that wait to be served; some of those beyond are sent away, and come back a moment later
+HANDSHAKE_MS = 10_000  # for TLS and the beginning of HTTP/2
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two coordinators on one port would each get some of the members
@@ -41,9 +45,17 @@ _OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 10),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10),
     ("grpc.http2.max_ping_strikes", 0),
-    # Thousands of members may open their streams in the same moment.
-    ("grpc.server.max_pending_requests", 1 << 16),
-    ("grpc.server.max_pending_requests_hard_limit", 1 << 17),
+    # An expanded message may have a thousand times the bytes that came, and gRPC before the fix of its issue 41996
+    # expands it before it looks whether it is too large. Our clients compress nothing, and what others compress is
+    # refused as any bytes that are no message. (Disabling the algorithms refuses them, too, with a line on stderr each.)
+    ("grpc.per_message_decompression", 0),
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
+    ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+    # What a call has sent before it is served is kept: its windows do not grow by themselves, and so many calls wait.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
+    ("grpc.server.max_pending_requests", MAX_PENDING),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING * 3 // 2),
 )
 
 
@@ -124,7 +136,7 @@ def add_services(
     add_call_to_server(server, "horovod.v1.Agents", "GetCode", agents.GetCode, GetCodeRequest)
     add_call_to_server(server, "horovod.v1.Agents", "Connected", agents.Connected, ConnectedRequest)
     add_jobs_to_server(server, JobsService(cluster, access, sending))
-    add_health_to_server(ready, server)
+    add_health_to_server(ready, server, access.strangers)
     server.add_generic_rpc_handlers(tuple(one.handler(access) for one in config.services))
 
 

@@ -91,13 +91,21 @@ class CoordinatorServer:
         ready = Readiness(measured)
         add_services(server, config, access, hub, cluster, ready)
         self.port = await self._listen(server, address, credentials)
+        access.strangers.ports = {self.port}
         bound = ListenAddress(address.host, self.port)
         hub.sights.port, hub.serving.address = self.port, config.advertise or str(bound)
         await cluster.start(hub.serving.address)
         await server.start()
         if warning := check_exposure(bound, config.token, config.tls, config.insecure, config.tls_advice):
             _log.warning("%s", warning)
-        for work in (hub.serving.keep, hub.serving.watch, hub.outcomes.watch, hub.orphans.watch, hub.watch_clock):
+        for work in (
+            hub.serving.keep,
+            hub.serving.watch,
+            hub.outcomes.watch,
+            hub.orphans.watch,
+            hub.watch_clock,
+            access.strangers.watch,
+        ):
             self._run(work())
         self._hub, self._cluster = hub, cluster
         if config.web_listen is not None:

@@ -41,7 +41,7 @@ def address_of(peer: str) -> Address | None:
         host, port = split_address(unquote(rest), "peer")
     except ValueError:
         return None
-    return _plain(host), port
+    return plain_host(host), port
 
 
 def unacknowledged(port: int) -> set[Address]:
@@ -89,10 +89,10 @@ def _parsed(family: int, message: bytes) -> tuple[Address, int]:
         if kind == _INFO and length > 4 + _RETRANSMITS:
             retransmits = message[place + 4 + _RETRANSMITS]
         place += max((length + 3) & ~3, 4)
-    return (_plain(host), port), retransmits
+    return (plain_host(host), port), retransmits
 
 
-def _plain(host: str) -> str:
+def plain_host(host: str) -> str:
     """A socket that takes both kinds of addresses writes those of IPv4 in another way."""
     address = ipaddress.ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -21,6 +21,7 @@ from horovod.base.words import printable
 from horovod.coordinator.core.rates import RateLimits
 
 from .health import PREFIX as HEALTH
+from .strangers import Strangers
 from .streams import MAX_SHOWN, Context
 
 # Methods that call `Access.admit` with the name of the job.
@@ -49,6 +50,7 @@ class Access:
     def __init__(self, token: str | None, limits: RateLimits | None = None) -> None:
         self._token = token
         self.limits = limits or RateLimits()
+        self.strangers = Strangers()
 
     def interceptors(self) -> list[grpc.aio.ServerInterceptor]:
         return [] if self._token is None else [_Doorkeeper(self)]
@@ -58,6 +60,7 @@ class Access:
 
         job: that the call is about; None: all of them. size_bytes: of the request that is all of the call.
         """
+        self.strangers.admitted(context.peer())
         host, now_s = _host_of(context.peer()), time.monotonic()
         sentence = self.limits.stream(host, now_s) or (size_bytes and self.limits.message(host, size_bytes, now_s))
         if sentence:
@@ -112,7 +115,7 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
             return handler
         details: Any = handler_call_details  # the stubs know less than gRPC about its fields
         sentence = self._access.refusal(_authorization(details.invocation_metadata), details.method)
-        return _refusing(handler, sentence) if sentence else handler
+        return _refusing(self._access.strangers, sentence) if sentence else handler
 
 
 def _authorization(metadata: Any) -> bytes | None:
@@ -129,21 +132,15 @@ def _shown(job: str | None) -> str:
     return repr(printable(job or "")[:MAX_SHOWN])
 
 
-def _refusing(handler: _Handler, sentence: str) -> _Handler:
-    """A handler of the same kind (streaming or not on either side) that says why nothing happens."""
+def _refusing(strangers: Strangers, sentence: str) -> _Handler:
+    """A handler that says why nothing happens.
 
-    async def refuse(_request: Any, context: Context) -> None:
+    It is one of streams, whatever the method has: gRPC would read the whole request of another kind first, of which a
+    stranger may send 8 MiB, and wait for the rest of it for as long as the stranger likes.
+    """
+
+    async def refuse(_requests: Any, context: Context) -> None:
+        strangers.refused(context.peer())
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, sentence)
 
-    make: Any = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[bool(handler.request_streaming), bool(handler.response_streaming)]
-    refusing: _Handler = make(
-        refuse,
-        request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
-    )
-    return refusing
+    return grpc.stream_stream_rpc_method_handler(refuse)
