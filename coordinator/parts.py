@@ -47,7 +47,7 @@ _OPTIONS = (
     ("grpc.http2.max_ping_strikes", 0),
     # An expanded message may have a thousand times the bytes that came, and gRPC before the fix of its issue 41996
     # expands it before it looks whether it is too large. Our clients compress nothing, and what others compress is
-    # refused as any bytes that are no message. (Disabling the algorithms refuses them, too, with a line on stderr each.)
+    # refused as any bytes that are no message. (Where the algorithms are disabled, each is a line on stderr.)
     ("grpc.per_message_decompression", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),

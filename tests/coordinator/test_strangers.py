@@ -253,7 +253,7 @@ def test_what_is_compressed_is_not_expanded(coordinator: EmbeddedCoordinator, co
             assert caught.value.code() is code, path
 
 
-# -- connections without a token -----------------------------------------------------------------------------------------
+# -- connections without a token ---------------------------------------------------------------------------------------
 def test_connections_that_show_nothing_end(coordinator: EmbeddedCoordinator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(strangers, "FEW", 0)
     monkeypatch.setattr(strangers, "LOOK_S", 0.01)
