@@ -48,6 +48,8 @@ from pathlib import Path
 
 import grpc
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from benchmarks.control_plane import Member
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
 
