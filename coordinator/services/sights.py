@@ -65,12 +65,15 @@ class Sights:
         lives = {one for one in membership.suspected(job) if self._processes.lives(one)}
         members = membership.to_look_at(job)
         runs, stopped = self._processes.look(members)
-        for one in self._told_by_agents.keys() & set(members):
+        stopped_at_s = {}
+        # What an agent said may be over by now: this look goes first where it sees the process, too.
+        for one in (self._told_by_agents.keys() & set(members)) - runs - stopped.keys():
             turns, at_s = self._told_by_agents[one]
             if now_s - at_s < AGENT_SAW_S:
-                stopped.setdefault(one, turns)
+                stopped[one], stopped_at_s[one] = turns, at_s
         runs |= {one for one in members if now_s - self._answered_at_s.get(one, -HEARD_S) < HEARD_S}
-        return Sight(lives, runs - stopped.keys(), stopped, self._silent(membership.doubted(job)))
+        silent = self._silent(membership.doubted(job))
+        return Sight(lives, runs - stopped.keys(), stopped, silent, stopped_at_s)
 
     def stopped_in_words(self, job: str, membership: Membership, ranks: Collection[int]) -> str:
         """Which of these ranks of the job's world have processes that are seen to be stopped, as a sentence, or ""."""

@@ -206,6 +206,32 @@ def test_an_agent_says_so_each_second() -> None:
     assert stopped() == {}
 
 
+def test_a_stop_that_an_agent_has_told_of_lasts_until_its_last_word() -> None:
+    """After that the process may go on, which the next word says a second later."""
+    story = Hung(limit_s=3.0, most=2)
+    story.come_all("ab")
+    stop = {"runs": {"a1"}, "stopped": {"b1": 5}}
+    began_s = story.now_s + 0.5
+    for seconds, word_s in ((0.5, 0.0), (1.0, 1.0), (1.0, 2.0), (1.4, 2.0)):
+        story.pass_time(seconds, **stop, stopped_at_s={"b1": began_s + word_s})
+        assert story.lost() == []
+    story.pass_time(0.1, **stop, stopped_at_s={"b1": began_s + 3.0})
+    assert story.lost() == [1]
+
+
+def test_a_coordinator_that_sees_a_process_run_needs_no_word_of_its_agent() -> None:
+    story = Hung(most=2)
+    story.come("a", host="here", pid=7)
+    story.come("b", host="here", pid=8)
+    sights = Sights(lambda member_id, cause: None)
+    ranks = [agents_pb2.RankStatus(rank=1, pid=8, stopped_turns=5)]
+    sights.told_by_agent("here", agents_pb2.JobReport(job=JOB, ranks=ranks), story.membership, story.now_s)
+    assert sights.of(JOB, story.membership, story.now_s).stopped == {"b1": 5}
+    sights._processes.look = lambda members: ({"b1"}, {})  # type: ignore[method-assign]
+    seen = sights.of(JOB, story.membership, story.now_s)
+    assert (seen.stopped, "b1" in seen.runs) == ({}, True)
+
+
 # -- cut off -----------------------------------------------------------------------------------------------------------
 def test_a_host_that_acknowledges_nothing_to_a_peer_nor_to_the_coordinator_is_lost() -> None:
     story = Hung(limit_s=4.0, most=2)

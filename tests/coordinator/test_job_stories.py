@@ -134,6 +134,7 @@ def test_who_has_waited_in_vain_does_not_wait_for_ever() -> None:
     job.lose("a1")
     job.story.over(job.moment())
     assert job.events() == [WAITS, OVER]
+    assert "job is over" not in job.last()  # its launcher may start others
 
 
 def test_the_end_is_told_once_and_the_job_may_begin_anew() -> None:

@@ -41,6 +41,13 @@ def test_a_script_may_have_arguments(script: Script) -> None:
     assert HostDiscoveryScript(f"{path} h1 '2'").find_available_hosts_and_slots() == {"h1": 2}
 
 
+def test_a_script_without_a_first_line_is_run_by_sh(tmp_path: Path) -> None:
+    path = tmp_path / "find hosts.sh"
+    path.write_text('echo "$1:2"\n')
+    path.chmod(0o755)
+    assert HostDiscoveryScript(f"{str(path)!r} h1").find_available_hosts_and_slots() == {"h1": 2}
+
+
 def test_a_script_may_print_nothing(script: Script) -> None:
     assert HostDiscoveryScript(script("true"), 1).find_available_hosts_and_slots() == {}
 

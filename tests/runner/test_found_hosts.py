@@ -114,9 +114,10 @@ def took(out: str) -> list[str]:
 
 def test_hosts_come_and_go(horovodrun: Run, finds: Callable[..., list[str]], follows: Callable[..., list[str]]) -> None:
     then = [f"hvd.rank() or find('{A}:2 {B}:2')", f"hvd.rank() or find('{B}:2')"]
-    options = ["-np", "2", "--min-np", "2", "--reset-limit", "2", *finds(f"{A}:2")]
+    options = ["-np", "2", "--min-np", "2", "--reset-limit", "2", "--verbose", *finds(f"{A}:2")]
     done = horovodrun(*options, *follows([2, 4, 2], then))
     assert done.returncode == 0, done.stderr
+    assert "spare process" not in done.stderr, "those that wait to be taken in are none"
     # Either of the two may have come a world earlier than the other.
     assert took(done.stdout) in ([f"0 2 2 {B} 4", f"1 2 3 {B} 4"], [f"0 2 3 {B} 4", f"1 2 2 {B} 4"])
     assert len(re.findall(f"enters . {A} ", done.stdout)) == 4, "in two worlds"
@@ -135,6 +136,13 @@ def test_a_host_whose_slots_change_keeps_its_agent(
     assert f"Host {A} has 3 slots instead of 2." in done.stderr
     assert f"Host {A} has 1 slot instead of 3." in done.stderr
     assert "lost" not in done.stderr
+
+
+def test_hosts_that_are_not_there_yet_are_waited_for(horovodrun: Run, finds: Callable[..., list[str]]) -> None:
+    done = horovodrun("-np", "1", "--elastic-timeout", "1", *finds(), "true")
+    assert done.returncode != 0
+    assert "No host is found yet; --elastic-timeout lets the job wait for 1 s." in done.stderr
+    assert re.search(ends_with(LaunchCode.DISCOVERY_FAILED, "0 are there"), done.stderr.rstrip())
 
 
 def test_more_changes_than_the_limit_end_the_job(

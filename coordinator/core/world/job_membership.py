@@ -330,7 +330,8 @@ class JobMembership:
         runs = not sight.runs.isdisjoint(self.rendezvous.waiting.requests)
         found = []
         for one in self.rendezvous.on_their_way():
-            one.life.seen(sight.stopped.get(one.member_id) if runs else None, is_silent=False, now_s=now_s)
+            turns, at_s = sight.stopped.get(one.member_id) if runs else None, sight.stopped_at_s.get(one.member_id)
+            one.life.seen(turns, is_silent=False, now_s=now_s, stopped_at_s=at_s)
             if cause := one.life.hung(now_s, limit_s, is_world_torn=False):
                 found.append(Loss(one.member_id, cause))
         return found

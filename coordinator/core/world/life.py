@@ -85,6 +85,7 @@ class Life:
     held_at_s: float = 0.0
     held_for_s: float = 0.0
     unseen: bool = False  # it was a member at another coordinator, and has not connected to this one
+    stopped_until_s: float = 0.0  # the latest look that found it stopped
     stopped_since_s: float | None = None  # None: it was not seen to be stopped
     turns: int = 0  # how often the stopped process was given a processor
     silent_since_s: float | None = None  # since when its host acknowledges nothing
@@ -155,14 +156,16 @@ class Life:
         self.held_at_s = now_s
         self.stopped_since_s = self.silent_since_s = None
 
-    def seen(self, stopped_turns: int | None, is_silent: bool, now_s: float) -> None:
-        """What the coordinator has seen. stopped_turns: how often its process, which is stopped now, was given a
-        processor; None: it is not stopped, or can't be seen.
+    def seen(self, stopped_turns: int | None, is_silent: bool, now_s: float, stopped_at_s: float | None = None) -> None:
+        """What the coordinator has seen. stopped_turns: how often its process, which is stopped, was given a processor;
+        None: it is not stopped, or can't be seen. stopped_at_s: when it was seen to be stopped; None: now.
         """
+        at_s = now_s if stopped_at_s is None else stopped_at_s
         if stopped_turns is None:
             self.stopped_since_s = None
         elif self.stopped_since_s is None or self.turns != stopped_turns:
-            self.stopped_since_s, self.turns = now_s, stopped_turns
+            self.stopped_since_s, self.turns = at_s, stopped_turns
+        self.stopped_until_s = at_s
         if not is_silent:
             self.silent_since_s = None
         elif self.silent_since_s is None:
@@ -173,7 +176,7 @@ class Life:
         return self.away_since_s is None and (is_world_torn or not self.has_world)
 
     def hung(self, now_s: float, limit_s: float, is_world_torn: bool) -> str:
-        if self.stopped_since_s is not None and now_s - self.stopped_since_s >= limit_s:
+        if self.stopped_since_s is not None and self.stopped_until_s - self.stopped_since_s >= limit_s:
             return was_stopped(limit_s)
         is_silent = self.silent_since_s is not None and now_s - self.silent_since_s >= limit_s / 2
         return is_cut_off(self.accuser) if is_silent and self.doubted(is_world_torn) else ""

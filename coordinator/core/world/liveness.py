@@ -249,7 +249,8 @@ class Liveness:
         """
         runs = not sight.runs.isdisjoint(self.present) or not sight.runs.isdisjoint(waiting)
         for member_id, one in self.present.items():
-            one.life.seen(sight.stopped.get(member_id) if runs else None, member_id in sight.silent, now_s)
+            turns, at_s = sight.stopped.get(member_id) if runs else None, sight.stopped_at_s.get(member_id)
+            one.life.seen(turns, member_id in sight.silent, now_s, at_s)
         limit_s, is_torn = self.hung_limit_s, self._is_torn
         return {member_id: one.life.hung(now_s, limit_s, is_torn) for member_id, one in self.present.items()}
 

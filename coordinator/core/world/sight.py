@@ -15,14 +15,15 @@ class Sight:
 
     lives: members that may be lost, whose processes are seen to live. runs: members whose processes are seen and are
     not stopped, and those that have just said something. stopped: members whose processes are stopped, with how often
-    each was given a processor so far: one that was continued meanwhile has another number. silent: members whose hosts
-    acknowledge nothing of what was sent to them.
+    each was given a processor so far: one that was continued meanwhile has another number. stopped_at_s: when that was
+    seen, of those for which it was not now. silent: members whose hosts acknowledge nothing of what was sent to them.
     """
 
     lives: Set[str] = frozenset()
     runs: Set[str] = frozenset()
     stopped: Mapping[str, int] = field(default_factory=dict)
     silent: Set[str] = frozenset()
+    stopped_at_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def hung_limit_s(world: pb.World) -> float:

@@ -144,7 +144,7 @@ class Story:
         self._gone = {}
         if self.entries and not self.is_over:
             none = f"is left after epoch {self.epoch}" if self.epoch else "waits for its first world any more"
-            self._add(OVER, f"The job is over: no process {none}.", moment)
+            self._add(OVER, f"No process of the job {none}.", moment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

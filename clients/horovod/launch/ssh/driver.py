@@ -130,7 +130,9 @@ class Driver(Generic[AnyAgent]):
         """The hosts with which the job begins, in their order. RuntimeError or ValueError where there are too few."""
         loop = asyncio.get_running_loop()
         give_up_at_s = loop.time() + self._timeout_s
-        self._look(await self._discovering.first())
+        self._look(found := await self._discovering.first())
+        if not found:
+            self._tell(f"No host is found yet; {self._timeout_name} lets the job wait for {self._timeout_s:g} s.")
         self._asking = asyncio.create_task(self._ask())  # beside this: hosts may be ready while no answer comes
         while not self._is_enough():
             if self._asking.done():

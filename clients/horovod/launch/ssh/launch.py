@@ -296,7 +296,7 @@ def run_on_hosts(
         async def follow(changed: Changed, prepare: Prepare) -> jobs_pb2.JobRecord:
             ranks = [host.name for host in spec.hosts for _ in range(host.slots)][: spec.processes]
             tasks = [asyncio.create_task(Progress(console, ranks).show(look))]
-            if note is not None and coordinator.server is not None:
+            if note is not None and spec.policy.spares and coordinator.server is not None:
                 tasks.append(asyncio.create_task(tell_of_spares(coordinator.server.overview, note)))
             try:
                 async with story_told(note, story):

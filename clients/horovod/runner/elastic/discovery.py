@@ -10,6 +10,7 @@ HostManager            keeps the hosts in their order and sets aside those that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import re
@@ -100,14 +101,7 @@ class HostDiscoveryScript(HostDiscovery):
     def _execute_discovery_script(self) -> str:
         """What the program prints. RuntimeError where there is no telling."""
         try:
-            with self._lock:
-                process = self._running = subprocess.Popen(
-                    command_of(self._script),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,  # so that what it starts can be ended with it
-                )
+            process = self._start()
         except OSError as error:
             raise self._failed(f"can't be run: {error.strerror}", LaunchCode.COMMAND_UNUSABLE) from error
         try:
@@ -126,6 +120,26 @@ class HostDiscoveryScript(HostDiscovery):
                 how = f"was ended by signal {-process.returncode}"
             raise self._failed(f"{how}.{words or ' It said nothing on stderr.'}")
         return output.decode(errors="replace")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = command_of(self._script)
+        try:
+            return self._popen(command)
+        except OSError as error:
+            if error.errno != errno.ENOEXEC or not (script := shutil.which(command[0])):
+                raise
+            return self._popen(["sh", script, *command[1:]])  # as a shell runs a script without a first line `#!`
+
+    def _popen(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self._lock:
+            self._running = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+            return self._running
 
     def stop(self) -> None:
         """Kills the program, if it runs, and all processes that it has started."""
