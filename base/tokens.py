@@ -7,7 +7,9 @@ that only its own user can read (horovod.coordinator.token); processes of that u
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import itertools
 import logging
 import os
 import select
@@ -97,6 +99,46 @@ def folders() -> list[Path]:
     found += [Path(f"/run/user/{user}/horovod")]
     found += [Path(folder) / f"horovod-{user}" for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
     return list(dict.fromkeys(found))
+
+
+def make_private(folder: Path) -> None:
+    """Makes `folder` and those above it that are missing, for this user's eyes only. OSError with a sentence if another
+    user may have made one of them, who could replace what is in it, such as a socket whose words are obeyed.
+
+    Of the folders above, those count that lie where every user can make one, as in /tmp. Nobody can replace them once
+    they are this user's: such a place has the sticky bit.
+    """
+    absolute = Path(os.path.abspath(folder))
+    chain = [*reversed(absolute.parents), absolute]
+    for place, one in itertools.pairwise(chain):
+        is_public = bool(os.stat(place).st_mode & 0o002)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(one, 0o700)
+        if not is_public and one != absolute:
+            continue
+        status = os.lstat(one)
+        if status.st_uid != os.geteuid() and (one == absolute or status.st_uid != 0):
+            raise _of_others(one, f"it belongs to uid {status.st_uid}")
+        if one == absolute and not stat.S_ISDIR(status.st_mode):
+            if not stat.S_ISLNK(status.st_mode):
+                raise _of_others(one, "it is no directory")
+            make_private(Path(os.path.realpath(one)))  # a link that this user has made
+        elif one == absolute and status.st_mode & 0o077:
+            os.chmod(one, 0o700)
+
+
+def is_own_folder(path: Path) -> bool:
+    """Whether `path` is a folder, and no link to one, that belongs to this user. OSError if there is none."""
+    status = os.lstat(path)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _of_others(path: Path, why: str) -> OSError:
+    sentence = (
+        f"Can't keep private files in {str(path)!r}: {why}, so it may have been put there by another user, who could "
+        "change what is in it. Remove it, or choose a folder of your own (an agent: --state-dir, or set HOME)."
+    )
+    return OSError(errno.EPERM, coded(AccessCode.NOT_PRIVATE, sentence))
 
 
 def file_name(address: str, port: int) -> str:

@@ -24,7 +24,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 from horovod.base.errors import AccessCode, coded
-from horovod.base.tokens import file_name, folders, network_namespace
+from horovod.base.tokens import file_name, folders, is_own_folder, network_namespace
 
 LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.01
@@ -132,7 +132,7 @@ def made_folder() -> Path:
     problem: OSError | None = None
     for folder in folders():
         try:
-            if folder.name == "horovod" and not _is_mine(os.lstat(folder.parent)):
+            if folder.name == "horovod" and not is_own_folder(folder.parent):
                 continue  # for example XDG_RUNTIME_DIR of another user, which `su` leaves set
             with contextlib.suppress(FileExistsError):
                 os.mkdir(folder, 0o700)
@@ -140,7 +140,7 @@ def made_folder() -> Path:
         except OSError as error:
             problem = _cannot_keep(folder, error)
             continue
-        if not _is_mine(status):
+        if not is_own_folder(folder):
             whose = f"it belongs to uid {status.st_uid}" if stat.S_ISDIR(status.st_mode) else "it is not a directory"
             raise _cannot_keep(folder, OSError(errno.EPERM, f"{whose}, so it may have been put there by another user"))
         if status.st_mode & 0o077:
@@ -148,10 +148,6 @@ def made_folder() -> Path:
         return folder
     assert problem is not None
     raise problem
-
-
-def _is_mine(status: os.stat_result) -> bool:
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def _cannot_keep(folder: Path, error: OSError) -> OSError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -16,8 +18,9 @@ from runtime_harness import Program
 
 from horovod.base.errors import AccessCode
 from horovod.base.settings import resolve
-from horovod.base.tokens import folders
+from horovod.base.tokens import folders, make_private
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.agent.bound import remove_leftovers
 from horovod.worker.runtime.epoch import begin, end
 from horovod.worker.runtime.errors import StartError
 
@@ -140,6 +143,62 @@ def test_a_name_with_two_addresses_is_not_shared_with_another_user(impostor: str
             begin(resolve({}, {"coordinator": f"localhost:{port}", "size": 1}))
     finally:
         mine.stop()
+
+
+PREPARE = """
+folder, own = map(pathlib.Path, sys.argv[1:])
+(folder / "made/agents").mkdir(parents=True)
+(folder / "made").chmod(0o777)
+(folder / "whole/agents/h1").mkdir(parents=True)
+(folder / "link").symlink_to(own)
+(folder / "file").write_text("")
+"""
+
+
+@pytest.mark.parametrize("state", ["made", "made/agents/h1", "whole/agents/h1", "link", "link/agents/h1", "file"])
+def test_an_agent_keeps_nothing_in_a_folder_that_another_user_made_first(
+    state: str, public_folder: Path, tmp_path: Path
+) -> None:
+    """As /tmp/horovod-UID, which is the place of an agent without a home: its sockets and commands would be theirs."""
+    _, err = start_as_other_user(PREPARE, str(public_folder), str(tmp_path)).communicate(timeout=60)
+    assert not err
+    before = sorted(public_folder.rglob("*"))
+    agent = [sys.executable, "-m", "horovod.worker.agent", "--coordinator", "127.0.0.1:1", "--name", "h1"]
+    run = subprocess.run(
+        [*agent, "--state-dir", str(public_folder / state)], capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 1, run.stderr
+    first = public_folder / Path(state).parts[0]
+    assert re.search(ends_with(AccessCode.NOT_PRIVATE, repr(str(first)), f"uid {OTHER_USER}"), run.stderr)
+    assert (sorted(public_folder.rglob("*")), list(tmp_path.iterdir())) == (before, [])
+
+
+def test_what_is_this_users_is_made_private(public_folder: Path) -> None:
+    deep = public_folder / "horovod-0" / "agents" / "h1"
+    make_private(deep)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (deep, *deep.parents[:2])] == [0o700] * 3
+    deep.chmod(0o755)
+    link = public_folder / "link"
+    link.symlink_to(deep)
+    make_private(link)
+    assert stat.S_IMODE(deep.stat().st_mode) == 0o700
+    (public_folder / "file").touch()
+    with pytest.raises(OSError, match=ends_with(AccessCode.NOT_PRIVATE, "no directory")):
+        make_private(public_folder / "file")
+
+
+def test_a_launchers_agent_removes_no_folder_of_another_user(
+    public_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only root could; by the name it is one that an agent of this user has left."""
+    name = f"horovod-agent-{os.geteuid()}-x"
+    script = "left = pathlib.Path(sys.argv[1]); left.mkdir(); (left / 'lock').touch()"
+    assert not start_as_other_user(script, str(public_folder / name)).communicate(timeout=60)[1]
+    (own := public_folder / f"{name}y").mkdir()
+    (own / "lock").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(public_folder))
+    remove_leftovers()
+    assert [path.name for path in public_folder.iterdir()] == [name]
 
 
 @pytest.mark.skipif(os.path.isdir(f"/run/user/{os.geteuid()}"), reason="this user has a directory of its own")

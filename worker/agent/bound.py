@@ -25,6 +25,7 @@ from horovod import __version__
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import variables
+from horovod.base.tokens import is_own_folder
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.runtime.tls import ClientTls
 
@@ -46,7 +47,7 @@ def read_order() -> Mapping[str, Any]:
 
 def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Serves until the launcher is gone. Returns the sentence why the agent had to give up, or ""."""
-    _remove_leftovers()
+    remove_leftovers()
     state = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.geteuid()}-")
     try:
         own = dataclasses.replace(host, state=Path(state), orphan_grace_s=ORPHAN_GRACE_S)
@@ -145,10 +146,12 @@ class _Orders:
                     self._set_slots(int(json.loads(line)["slots"]))
 
 
-def _remove_leftovers() -> None:
+def remove_leftovers() -> None:
     """Deletes the folders of agents that were killed, which are those whose lock no process holds."""
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
+            if not is_own_folder(path):
+                continue  # anybody can make a folder of that name
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

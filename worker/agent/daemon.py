@@ -24,6 +24,7 @@ from typing import Any
 from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.setting import split_address
 from horovod.base.tasks import end_tasks
+from horovod.base.tokens import make_private
 from horovod.base.words import reason_of
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
@@ -126,7 +127,7 @@ class Daemon:
 
         OSError or ValueError when it can't begin to serve.
         """
-        self.host.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.host.state)
         with _only_one(self.host.state):
             await self._adopt()
             await self._probes.start()

@@ -36,6 +36,7 @@ from ray.tune.result import DEFAULT_METRIC, DONE, RESULT_DUPLICATE, SHOULD_CHECK
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS
+from horovod.base.tokens import is_own_folder
 from horovod.launch.job_environment import of_driver
 from horovod.ray.callbacks import queue_here
 from horovod.ray.checks import check_callable
@@ -297,7 +298,7 @@ class _OwnFolder:
         os.close(self._lock)
 
     def _remove_left(self, left: Path) -> None:
-        if time.time() - left.stat().st_mtime < self._NEW_S:
+        if not is_own_folder(left) or time.time() - left.stat().st_mtime < self._NEW_S:
             return
         lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
         try:
