@@ -44,7 +44,7 @@ class TrainingCode(ErrorCode):
     )
     DIFFERENT_STATES = (
         "different-states",
-        "The elastic states of the ranks hold different names. Give the state the same names on all ranks.",
+        "The elastic states of the ranks hold different names or optimizers. Give all ranks the same ones.",
     )
     SPARSE_GRADIENT = (
         "sparse-gradient",

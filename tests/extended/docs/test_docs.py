@@ -78,6 +78,18 @@ def test_quoted_messages_are_messages() -> None:
     assert sorted(part for part in parts if part not in text) == []
 
 
+def test_each_promise_of_elastic_jobs_has_a_test() -> None:
+    lines = (ROOT / "docs/elastic-promises.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.startswith("| what happens |")]
+    assert len(rows) >= 30
+    for row in rows:
+        names = [name for comment in re.findall(r"<!-- (.*?) -->", row) for name in comment.split()]
+        assert names, f"no test is named in the row: {row}"
+        for path, test in (name.split("::") for name in names):
+            defined = re.findall(r"^(?:async )?def (test_\w+)", (ROOT / "tests" / path).read_text(), re.MULTILINE)
+            assert test in defined, f"{path} has no {test}"
+
+
 def test_pages_stay_short() -> None:
     """A glossary of more words, or longer pages, are read by fewer people."""
     words = (ROOT / "docs/architecture.md").read_text().partition("\n## Glossary\n")[2]
