@@ -266,6 +266,24 @@ while True:
 """
 
 
+@pytest.mark.parametrize("way", ["leave", "drain"])
+def test_a_process_that_is_to_leave_in_its_first_moments_does(guardian: Guardian, way: str) -> None:
+    """Until its command runs it ignores SIGTERM, as the shim does that has started it."""
+    supervisor = Supervisor(Collector(), guardian)
+
+    def ask() -> None:
+        if supervisor.pids and not supervisor.outcomes:
+            supervisor.leave({0: 1}, 600) if way == "leave" else supervisor.drain(600)
+
+    supervisor.changed = ask
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        outcomes = asyncio.run(asyncio.wait_for(supervisor.run([slot(0)]), 60))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [outcome.code for outcome in outcomes] == [-signal.SIGTERM]
+
+
 @pytest.mark.parametrize(("leaves", "grace_s", "code"), [(True, 600, 143), (False, 0.2, -9)])
 def test_a_process_whose_slot_is_taken_back_gets_a_grace(
     guardian: Guardian, leaves: bool, grace_s: float, code: int

@@ -154,12 +154,30 @@ class TrainingProcess:
         """Sends `signum` to the training program, not to what that has started (`programs_of`).
 
         A signal that asks it to end is sent to the others once it has ended: to a shell that has started it, and to
-        what it has left.
+        what it has left. Where the command is not started yet, that signal may be ignored: it is sent once more then.
         """
+        is_at_gate = self._is_at_gate()  # before the signal
         programs = signal_programs(self.pid, signum)
-        if self.pid not in programs and signum in _ENDING:
+        if signum in _ENDING and (is_at_gate or self.pid not in programs):
             self._stop_following()
-            self._following = asyncio.create_task(self._follow(programs, signum))
+            following = self._tell_again(signum) if is_at_gate else self._follow(programs, signum)
+            self._following = asyncio.create_task(following)
+
+    def _is_at_gate(self) -> bool:
+        """Whether gate.py still runs, or has not even begun: with what this process ignores, as a shim does SIGTERM."""
+        with contextlib.suppress(OSError), open(f"/proc/{self.pid}/cmdline", "rb") as file:
+            arguments = file.read().split(b"\0")
+            return arguments == [b""] or _GATE.encode() in arguments[:5]  # none: in the middle of an exec
+        return False
+
+    async def _tell_again(self, signum: int) -> None:
+        while True:
+            if self.code is not None or not self._is_at_gate():
+                break
+            await asyncio.sleep(_POLL_S)  # as in `release`
+        if self.code is None:
+            self._following = None  # so that `tell` does not cancel this task
+            self.tell(signum)
 
     async def _follow(self, programs: Sequence[int], signum: int) -> None:
         while True:
