@@ -93,6 +93,18 @@ def test_ctrl_z_reaches_the_ranks_before_the_launcher_stops(agents: Agents, laun
     assert still_alive(ranks) == []
 
 
+def test_a_job_ends_whose_launcher_is_killed_after_ctrl_z(agents: Agents, launch: Launch, program: Program) -> None:
+    """Nobody else would continue its ranks, and they would hold their slots for ever."""
+    launched = launch(*agents.options, "-np", "2", *program("print(os.getpid())\nwait_for_signals()"),
+                      environ=agents.environ, child=True)  # fmt: skip
+    ranks = [psutil.Process(int(line.partition(":")[2])) for line in launched.lines(2)]
+    launched.signal(signal.SIGTSTP)
+    os.waitpid(launched.process.pid, os.WUNTRACED)
+    assert eventually(lambda: all(rank.status() == psutil.STATUS_STOPPED for rank in ranks))
+    launched.signal(signal.SIGKILL)
+    assert still_alive(ranks) == []
+
+
 def test_ctrl_z_stops_the_launcher_of_a_coordinator_that_is_silent(
     tmp_path: Path, launch: Launch, program: Program
 ) -> None:

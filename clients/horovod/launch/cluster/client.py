@@ -8,6 +8,8 @@ import errno
 import os
 import secrets
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -38,6 +40,8 @@ _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
 _KEEPALIVE_S = 20.0  # time for the answer to a ping, where there is no other coordinator to ask
 _ACK_BYTES = 128 << 10
+# Waits for a byte, or for the end of who holds the pipe, and runs its arguments then.
+_HEIR = "import os, sys; os.read(0, 1) or os.execv(sys.argv[1], sys.argv[1:])"
 
 _FINAL = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)
 
@@ -74,6 +78,7 @@ class ClusterClient:
         """patience_s: for how long a call is repeated. refused_s: for how long if every address refuses connections,
         so that no coordinator listens there, and none has answered before; None: as long.
         """
+        self.addresses = access.addresses
         self._tls = access.tls
         self._search = Search(access.addresses)
         self._token = access.token
@@ -273,9 +278,11 @@ class FollowedJob:
         self.record = jobs_pb2.JobRecord()
         self.changed: Callable[[jobs_pb2.JobRecord], None] = lambda record: None
         self.submit: Callable[[ClusterClient, jobs_pb2.JobSpec], Awaitable[jobs_pb2.JobRecord]] = ClusterClient.submit
+        self.ends_if_suspended = False  # if this launcher is killed after Ctrl-Z, which has stopped the ranks
         self._cluster = cluster
         self._console = console
         self._stops = 0
+        self._heir: subprocess.Popen[bytes] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._in_order = asyncio.Lock()  # SIGCONT must not overtake a SIGSTOP that was asked for before it
         self._room = asyncio.Event()
@@ -292,7 +299,39 @@ class FollowedJob:
 
     def forward(self, signum: int) -> asyncio.Future[Any] | None:
         """Passes `signum` on to every rank. The future is done when the coordinator has it, or can't be given it."""
+        if signum == signal.SIGSTOP and self.ends_if_suspended and self.record.id:
+            self._leave_heir()
+        elif signum == signal.SIGCONT:
+            self._dismiss_heir()
         return self._signal(signum, stop=False)
+
+    def _leave_heir(self) -> None:
+        """Starts a process that ends the job if this one ends before it calls `_dismiss_heir`: nobody else would
+        continue the ranks, whose slots would be held for ever.
+        """
+        if self._heir is None:
+            command = [
+                sys.executable,
+                "-m",
+                "horovod.launch",
+                "stop",
+                "--coordinator",
+                ",".join(self._cluster.addresses),
+            ]
+            self._heir = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _HEIR, *command, self.record.id],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # a signal of the terminal is not for it
+            )
+
+    def _dismiss_heir(self) -> None:
+        heir, self._heir = self._heir, None
+        if heir is not None and heir.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), heir.stdin:
+                heir.stdin.write(b".")
+            heir.wait()
 
     async def run(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Submits the job, shows what its ranks print, and returns its record when it is over."""
@@ -305,7 +344,10 @@ class FollowedJob:
         """Shows a job that was submitted before."""
         loop = asyncio.get_running_loop()
         self._console.room = lambda: _call(loop, self._room.set)
-        await self._cluster.follow(request, self._on_change, self._on_output)
+        try:
+            await self._cluster.follow(request, self._on_change, self._on_output)
+        finally:
+            self._dismiss_heir()
         slots = {slot for one in self.record.shares for slot in (*one.slots, *one.left)}
         for rank in {*range(self.record.spec.processes), *slots}:
             self._console.finish(rank, "stdout")

@@ -78,7 +78,11 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
         with traced(count) as trace:
             spec.environment.update(trace)
             note = (lambda line: console.note(f"horovodrun: {line}")) if args.verbose else None
-            return asyncio.run(attended(access, spec, console, on_start, changed, note=note))
+
+            def prepare(job: FollowedJob) -> None:
+                job.ends_if_suspended = True
+
+            return asyncio.run(attended(access, spec, console, on_start, changed, prepare, note))
 
     return show(args, args.replacement.greatest(count) if args.replacement else count, run)
 
