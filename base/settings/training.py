@@ -105,7 +105,7 @@ class TrainingSettings:
     different_weights: str = row(
         "HOROVOD_DIFFERENT_WEIGHTS",
         "warn",
-        "what follows when the first step finds that ranks train different weights: a warning that names them, an "
+        "what follows when the first steps find that ranks train different weights: a warning that names them, an "
         "error on all ranks before they take the step, or nothing (ignore), also for an optimizer that is not "
         "distributed",
         section="library_options",
@@ -115,8 +115,8 @@ class TrainingSettings:
     compare_weights_steps: int = row(
         "HOROVOD_COMPARE_WEIGHTS_STEPS",
         0,
-        "weights are compared again every so many steps, which reads them once; 0: only in the first step of a world "
-        "and after load_state_dict",
+        "weights are compared again every so many steps, which reads them once; 0: only in the first steps of a world "
+        "and, with PyTorch, after load_state_dict",
         section="library_options",
         unit="steps",
         limits=(0, None),

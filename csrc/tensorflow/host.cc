@@ -64,13 +64,13 @@ void keep(Exception& place, Exception raised) {
 
 }  // namespace
 
-Answer ask(Question question, int64_t process_set_id) {
+Answer ask(Question question, int64_t about, int64_t call) {
   const PythonLock lock;
   Answer answer{kCancelled, 0, coded(error_code::interrupted, "Interrupted by a signal.")};
   Exception raised;
   for (int i = 0; i < kTries; ++i) {
-    PyObject* const given = python.PyObject_CallFunction(answering, "iL", static_cast<int>(question),
-                                                         static_cast<long long>(process_set_id));
+    PyObject* const given = python.PyObject_CallFunction(answering, "iLL", static_cast<int>(question),
+                                                         static_cast<long long>(about), static_cast<long long>(call));
     if (!given) {
       raised.drop();
       raised = Exception::taken();

@@ -16,16 +16,18 @@ enum class Question : int32_t {
   included = 4,    // whether this rank is in a process set
   set_number = 5,  // the engine's number of a process set, of which this rank is a member
   join = 6,        // waits for all ranks; the last one to join
+  due = 7,         // whether ranks compare their weights in this step
+  same = 8,        // waits for all ranks, and compares
 };
 
 struct PyObject;
 
 // Set once, by Python, before an operation is made.
-extern PyObject* answering;  // (question, process_set_id) -> (a StatusCode, the number, why there is none)
+extern PyObject* answering;  // (question, about, call) -> (a StatusCode, the number, why there is none)
 
 // Takes Python's lock. What a signal handler raises meanwhile (Ctrl-C) is raised in the script when the main thread is
-// back there.
-Answer ask(Question question, int64_t process_set_id = 0);
+// back there. about: the id of a process set, or the number of a comparison; call: of the function that it is in.
+Answer ask(Question question, int64_t about = 0, int64_t call = 0);
 
 // For a thread that waits: runs the handlers of signals if it is Python's main thread, as only that one may. True if
 // one has raised: then the caller is to return soon, and the script finds the exception.

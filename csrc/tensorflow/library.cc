@@ -81,23 +81,25 @@ void scalar(TF_ShapeInferenceContext* context, TF_Status* status) {
 // -- what is asked of Python ------------------------------------------------------------------------------------------
 struct QuestionKernel {
   Question question;
-  int64_t process_set_id = 0;
+  int64_t about = 0;
 };
 
 template <Question question>
 void* make_question(TF_OpKernelConstruction* construction) {
   auto* const kernel = new QuestionKernel{question};
-  if (question == Question::size || question == Question::included) {
+  const char* const about = question == Question::size || question == Question::included ? "process_set_id"
+                            : question == Question::due                                  ? "comparison"
+                                                                                         : nullptr;
+  if (about) {
     Status status;
-    tf.OpKernelConstruction_GetAttrInt64(construction, "process_set_id", &kernel->process_set_id, status);
+    tf.OpKernelConstruction_GetAttrInt64(construction, about, &kernel->about, status);
   }
   return kernel;
 }
 
 void delete_question(void* kernel) { delete static_cast<QuestionKernel*>(kernel); }
 
-void answer(const QuestionKernel& kernel, TF_OpKernelContext* context) {
-  const Answer answer = ask(kernel.question, kernel.process_set_id);
+void give(const Answer& answer, TF_OpKernelContext* context) {
   Status status;
   if (answer.code != kOk) {
     status.set(answer.code, answer.sentence.c_str());
@@ -109,6 +111,10 @@ void answer(const QuestionKernel& kernel, TF_OpKernelContext* context) {
   tf.DeleteTensor(output);
 }
 
+void answer(const QuestionKernel& kernel, TF_OpKernelContext* context) {
+  give(ask(kernel.question, kernel.about), context);
+}
+
 void run_question(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
   answer(*static_cast<const QuestionKernel*>(kernel), context);
   tf.RunAsyncOpKernelDoneCallback(done);
@@ -118,6 +124,29 @@ void run_question(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDon
 void run_join(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
   std::thread([kernel, context, done = copy_of(given)] {
     answer(*static_cast<const QuestionKernel*>(kernel), context);
+    done();
+  }).detach();
+}
+
+// Compares weights in the few steps in which that is due, and waits for all ranks then.
+void run_comparison(void* given_kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
+  const auto& kernel = *static_cast<const QuestionKernel*>(given_kernel);
+  Status status;
+  TF_Tensor* input = nullptr;
+  tf.GetInput(context, 0, &input, status);
+  if (!status.ok()) {
+    tf.OpKernelContext_Failure(context, status);
+    return tf.RunAsyncOpKernelDoneCallback(given);
+  }
+  const int64_t call = *static_cast<const int64_t*>(tf.TensorData(input));
+  tf.DeleteTensor(input);
+  const Answer due = ask(Question::due, kernel.about, call);
+  if (due.code != kOk || due.number == 0) {
+    give(due, context);
+    return tf.RunAsyncOpKernelDoneCallback(given);
+  }
+  std::thread([about = kernel.about, call, context, done = copy_of(given)] {
+    give(ask(Question::same, about, call), context);
     done();
   }).detach();
 }
@@ -164,8 +193,9 @@ void add_collective(const char* name, const Lines& more, const Lines& inputs, co
        &delete_collective});
 }
 
-void add_question(const char* name, const Lines& attributes, Create create, TfCompute compute = &run_question) {
-  add({name, attributes, {}, {"answer: int32"}, &scalar, create, compute, &delete_question});
+void add_question(const char* name, const Lines& attributes, Create create, TfCompute compute = &run_question,
+                  const Lines& inputs = {}) {
+  add({name, attributes, inputs, {"answer: int32"}, &scalar, create, compute, &delete_question});
 }
 
 void add_all() {
@@ -195,6 +225,8 @@ void add_all() {
   add_question("HorovodRank", {}, &make_question<Question::rank>);
   add_question("HorovodLocalRank", {}, &make_question<Question::local_rank>);
   add_question("HorovodJoin", {}, &make_question<Question::join>, &run_join);
+  add_question("HorovodSameWeights", {"comparison: int"}, &make_question<Question::due>, &run_comparison,
+               {"call: int64"});
 }
 
 // TensorFlow notes the operations that come while it loads a library. The last object here: it needs those above.

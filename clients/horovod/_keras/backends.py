@@ -37,8 +37,14 @@ class Backend(Protocol):
 
     Aggregation: Callable[[int, bool, bool], Aggregation]
 
+    # optimizer: applies them. What it holds is compared over the ranks (common/counted_weights.py).
     def reduced_but_local(
-        self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        local: set[int],
+        reduction: Reduction,
+        optimizer: Any = None,
     ) -> list[Any]: ...
 
     def agreed(

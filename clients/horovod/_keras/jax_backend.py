@@ -22,9 +22,12 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
 ) -> list[Any]:
-    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
+    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part.
+
+    What the optimizer holds is not compared: in a compiled step there are no values.
+    """
     results = list(gradients)
     if not reduction.communicates():
         return results

@@ -43,6 +43,7 @@ class Distribution:
         self.passes = passes
         self.average = average
         self.local: dict[int, Any] = {}  # variables by identity, whose gradients stay
+        self.differ: dict[int, Any] = {}  # others that a callback does not broadcast
         self.aggregation = backend.Aggregation(passes, average, reduction.sparse_as_dense) if passes > 1 else None
         self.applies = False  # gradients that are reduced
         self.defers = False  # its optimizer gives out gradients that somebody else brings back to be reduced
@@ -58,10 +59,12 @@ class Distribution:
             twin.register_local_var(variable)
         return twin
 
-    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any], loss_scaled: bool) -> list[Any]:
-        """loss_scaled: who applies them skips what is not finite."""
+    def reduce(
+        self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], loss_scaled: bool
+    ) -> list[Any]:
+        """optimizer: applies them. loss_scaled: who applies them skips what is not finite."""
         local = set(self.local)
-        results: list[Any] = self.backend.reduced_but_local(gradients, variables, local, self.reduction)
+        results: list[Any] = self.backend.reduced_but_local(gradients, variables, local, self.reduction, optimizer)
         return self.backend.agreed(results, variables, local, self.reduction) if loss_scaled else results
 
     def apply(
@@ -82,7 +85,7 @@ class Distribution:
         given, known = _among_all(optimizer, given, known)
 
         def use(taken: list[Any]) -> None:
-            reduced = self.reduce(taken, known, loss_scaled)
+            reduced = self.reduce(optimizer, taken, known, loss_scaled)
             with self.done():
                 if len(known) == len(asked):
                     apply(reduced, trainable_variables=variables)
@@ -124,7 +127,7 @@ class Distribution:
         with StatelessScope(
             state_mapping=list(zip(known, values, strict=True))
         ):  # they may have no values of their own
-            reduced = self.reduce(given, known, loss_scaled)
+            reduced = self.reduce(optimizer, given, known, loss_scaled)
         with self.done():
             return apply(reduced)
 

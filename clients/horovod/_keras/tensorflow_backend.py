@@ -37,12 +37,12 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
 ) -> list[Any]:
     """Those that a tape has reduced stay as they are."""
     if are_reduced(gradients, variables, reduction, local):
         return list(gradients)
-    return of_tensorflow.reduced_but_local(gradients, variables, local, reduction)
+    return of_tensorflow.reduced_but_local(gradients, variables, local, reduction, optimizer=optimizer)
 
 
 as_it_is(_DistributedOptimizer.apply, reduced_but_local)

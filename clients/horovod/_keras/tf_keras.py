@@ -71,7 +71,7 @@ class _Reducing:
             forget(variables)
             return pairs
         if distribution.aggregation is None:
-            reduced = distribution.reduce(gradients, variables, loss_scaled=True)
+            reduced = distribution.reduce(self, gradients, variables, loss_scaled=True)
             mark(reduced, distribution.reduction.op, distribution.reduction.process_set, distribution)
             return list(zip(reduced, variables, strict=True))
         check_sums(gradients, variables, distribution.reduction)
@@ -82,7 +82,7 @@ class _Reducing:
         present = [aggregation.has_sum(variable) for variable in variables]
 
         def last() -> list[Any]:
-            reduced = distribution.reduce(aggregation.take(variables), variables, loss_scaled=True)
+            reduced = distribution.reduce(self, aggregation.take(variables), variables, loss_scaled=True)
             return [tf.convert_to_tensor(one) for one in reduced if one is not None]
 
         def not_yet() -> list[Any]:  # finite, so that no loss scaling decides on it

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from horovod import torch as hvd
+from horovod._keras import held
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -19,7 +20,7 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
 ) -> list[Any]:
     """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
     results = list(gradients)
@@ -31,6 +32,11 @@ def reduced_but_local(
             if is_local[place] and gradient is not None:
                 results[place] = gradient / reduction.members()
     places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
+    trained = {_name(place, variables[place]): variables[place] for place in places}
+    wire = f"allreduce.{next(iter(trained), '')}.same_weights"
+    counted = held.counted(wire, trained, reduction.process_set, optimizer, _values)
+    if counted is not None and counted.is_due():
+        counted.compare()
     factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
     started = []
     for group in reduction.grouped([variables[place] for place in places]):
@@ -38,7 +44,7 @@ def reduced_but_local(
         packed = [reduction.compression.compress(_whole(gradients[place])) for place in members]
         handle = hvd.grouped_allreduce_async(
             [small for small, _ in packed],
-            name=name_of_group([f"gradient.{place}.{variables[place].name}" for place in members]),
+            name=name_of_group([_name(place, variables[place]) for place in members]),
             op=reduction.op,
             prescale_factor=factors[0],
             postscale_factor=factors[1],
@@ -142,3 +148,12 @@ def _tensor(value: Any) -> torch.Tensor:
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.detach().contiguous()
+
+
+def _name(place: int, variable: Any) -> str:
+    return f"gradient.{place}.{variable.name}"
+
+
+def _values(variable: Any) -> np.ndarray[Any, Any]:
+    value = variable.value.detach().cpu()
+    return (value.float() if value.dtype == torch.bfloat16 else value).numpy()  # NumPy has no bfloat16

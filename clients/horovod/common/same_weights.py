@@ -13,7 +13,6 @@ compare.
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from array import array
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import reduction, set_number, set_size
 from horovod.common.ops.step_words import FLAGS, Digests, Heard, Outcome, Word, flags, heard
 from horovod.common.process_sets import ProcessSet
-from horovod.common.script import level_of_the_script
+from horovod.common.script import warn_the_script
 from horovod.worker.runtime.context import current
 
 _MOST_NAMES: Final = 3
@@ -106,7 +105,7 @@ class SameWeights:
         self._due = True
         self._later = False  # it is due, but a rank has joined
         self._world: weakref.ref[object] | None = None  # the one in which a comparison was due last
-        self._steps = 0
+        self.steps = 0  # that were taken
 
     def ask(self) -> None:
         """Compares in the next step: this rank's optimizer holds something new."""
@@ -130,9 +129,9 @@ class SameWeights:
         if heard.everybody:
             self._later = False
         if heard.outcome is Outcome.OVER:
-            self._steps += 1
+            self.steps += 1
             every = current().settings.compare_weights_steps
-            if every and self._steps % every == 0:
+            if every and self.steps % every == 0:
                 self._due = True
         if heard.digests is Digests.NONE:
             return
@@ -149,13 +148,13 @@ class SameWeights:
     def _tell(self, wire: str) -> None:
         everybody = allgather_object(self._held(), f"{wire}.same_weights", self._process_set)
         ranks = list(self._process_set.ranks or range(len(everybody)))
-        found = sentence(dict(zip(ranks, everybody, strict=True)), self._steps, self._remedy)
+        found = sentence(dict(zip(ranks, everybody, strict=True)), self.steps, self._remedy)
         if found is None:
             return
         if current().settings.different_weights == "error":
             raise ValueError(coded(TrainingCode.DIFFERENT_WEIGHTS, f"{found} No rank has taken the step."))
         if current().world.rank == ranks[0]:
-            warnings.warn(coded(TrainingCode.DIFFERENT_WEIGHTS, found), stacklevel=level_of_the_script())
+            warn_the_script(coded(TrainingCode.DIFFERENT_WEIGHTS, found))
 
 
 def sentence(by_rank: Mapping[int, Held], step: int, remedy: Callable[[set[Kind]], str]) -> str | None:

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import threading
+import warnings
+from types import FrameType
 from typing import Final
 
 _NOT_THE_SCRIPT: Final = frozenset(
-    {"horovod", "torch", "lightning", "pytorch_lightning", "keras", "tf_keras", "tensorflow", "jax"}
+    {
+        "contextlib",
+        "horovod",
+        "jax",
+        "keras",
+        "lightning",
+        "mxnet",
+        "optax",
+        "pytorch_lightning",
+        "tensorflow",
+        "tf_keras",
+        "torch",
+    }
 )
 
 
@@ -14,6 +30,25 @@ def level_of_the_script() -> int:
     """Of the line that called backward(), step() or fit(), for warnings.warn in the function that calls this one."""
     level, frame = 1, inspect.currentframe()
     frame = frame.f_back if frame is not None else None
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_SCRIPT:
+    while frame is not None and not _is_of_the_script(frame):
         level, frame = level + 1, frame.f_back
     return level
+
+
+def warn_the_script(message: str) -> None:
+    """A warning that points to that line, also from a thread of a framework: then to the one of the main thread."""
+    frame = inspect.currentframe()
+    if threading.current_thread() is not threading.main_thread():
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not _is_of_the_script(frame):
+        frame = frame.f_back
+    if frame is None:
+        warnings.warn(message, stacklevel=2)
+    else:
+        told = frame.f_globals.setdefault("__warningregistry__", {})
+        module = frame.f_globals.get("__name__")
+        warnings.warn_explicit(message, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, told)
+
+
+def _is_of_the_script(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_SCRIPT

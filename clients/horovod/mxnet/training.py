@@ -13,7 +13,7 @@ from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, Taken, name_of_group, refuse
 from horovod.common.ops.handles import AnyHandle, synchronize
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.mxnet import sparse
+from horovod.mxnet import same_weights, sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
 from horovod.mxnet.compression import Compression
 from horovod.mxnet.errors import mxnet_errors
@@ -95,6 +95,8 @@ class DistributedTrainer(mx.gluon.Trainer):
                     )
                 )
         gradients = [param.list_grad()[0] for _, param in trained]
+        if trained and self._reduction.communicates():
+            same_weights.compare_trainer(self, f"{self._prefix}.{trained[0][0]}", self._reduction.process_set)
         _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients)
         self._are_reduced = True
 
@@ -162,16 +164,19 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self.__dict__.update(state)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self._average(index, grad)
+        self._average(index, weight, grad, state)
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self._average(index, grad)
+        self._average(index, weight, grad, state)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
-    def _average(self, index: Any, grad: Any) -> None:
-        several = isinstance(index, list | tuple)
-        _reduce(self._reduction, "gradient", index if several else [index], grad if several else [grad])
+    def _average(self, *updated: Any) -> None:
+        several = isinstance(updated[0], list | tuple)
+        indices, weights, gradients, states = updated if several else ([one] for one in updated)
+        if self._reduction.communicates():
+            same_weights.compare_updated(self, indices, weights, states, self._reduction.process_set)
+        _reduce(self._reduction, "gradient", indices, gradients)
 
     def create_state(self, index: Any, weight: Any) -> Any:
         return self._optimizer.create_state(index, weight)

@@ -18,16 +18,26 @@ from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
+from horovod.tensorflow.same_weights import compared
 
 
 def reduced(
-    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, generic_names: bool = False
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    reduction: Reduction,
+    generic_names: bool = False,
+    optimizer: Any = None,
 ) -> list[Any]:
-    """The reduced gradients; None where there is none."""
+    """The reduced gradients; None where there is none. optimizer: holds more that is compared (same_weights.py)."""
     if not reduction.communicates():
         return list(gradients)
     owners = [_owner(place, None if generic_names else variable) for place, variable in enumerate(variables)]
-    with in_order(owners, reduction.process_set) as names:
+    trained = {
+        owner.name: variable
+        for owner, variable, gradient in zip(owners, variables, gradients, strict=True)
+        if gradient is not None
+    }
+    with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer):
         return _reduced(gradients, variables, names, reduction)
 
 
@@ -74,6 +84,7 @@ def reduced_but_local(
     local: set[int],
     reduction: Reduction,
     generic_names: bool = False,
+    optimizer: Any = None,
 ) -> list[Any]:
     """The same, where gradients of the variables in `local` stay those of this rank.
 
@@ -81,14 +92,18 @@ def reduced_but_local(
     and this rank's part of the average has this slope.
     """
     if not local:
-        return reduced(gradients, variables, reduction, generic_names)
+        return reduced(gradients, variables, reduction, generic_names, optimizer)
     is_local = [identity(variable) in local for variable in variables]
     places = [place for place, stays in enumerate(is_local) if not stays]
     results = [
         _scaled(gradient, reduction) if is_local[place] else gradient for place, gradient in enumerate(gradients)
     ]
     travelled = reduced(
-        [gradients[place] for place in places], [variables[place] for place in places], reduction, generic_names
+        [gradients[place] for place in places],
+        [variables[place] for place in places],
+        reduction,
+        generic_names,
+        optimizer,
     )
     for place, gradient in zip(places, travelled, strict=True):
         results[place] = gradient

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from horovod import _core
 from horovod.base.errors import EngineCode, OperationCode, TrainingCode, WorldCode, code_of, coded
+from horovod.common import counted_weights
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
@@ -69,15 +70,22 @@ def _number(process_set_id: int) -> int:
     return set_number(process_set_of(process_set_id), "Process set")
 
 
+def _compare(number: int, call: int) -> int:
+    counted_weights.compare(number, call)
+    return 1
+
+
 # In the order of Question in csrc/tensorflow/host.h.
-_ANSWERS: Final[tuple[Callable[[int], int], ...]] = (
-    _size,
-    lambda _: place().local_size,
-    lambda _: place().rank,
-    lambda _: place().local_rank,
-    lambda process_set_id: int(bool(process_set_of(process_set_id).included())),
-    _number,
-    lambda _: join(-1),
+_ANSWERS: Final[tuple[Callable[[int, int], int], ...]] = (
+    lambda process_set_id, _: _size(process_set_id),
+    lambda *_: place().local_size,
+    lambda *_: place().rank,
+    lambda *_: place().local_rank,
+    lambda process_set_id, _: int(bool(process_set_of(process_set_id).included())),
+    lambda process_set_id, _: _number(process_set_id),
+    lambda *_: join(-1),
+    lambda number, call: int(counted_weights.is_due(number, call)),
+    _compare,
 )
 
 
@@ -103,10 +111,13 @@ def raised_as_tensorflow_does(operation: str) -> Iterator[None]:
         raise of_tensorflow(None, None, f"{error} [Op:{operation}]") from None
 
 
-def _answer(question: int, process_set_id: int) -> tuple[int, int, str]:
-    """Called by the library: 0 and the answer, or a code and why there is none."""
+def _answer(question: int, about: int, call: int) -> tuple[int, int, str]:
+    """Called by the library: 0 and the answer, or a code and why there is none.
+
+    about: the id of a process set, or the number of a comparison, which `call` of a function makes.
+    """
     try:
-        return 0, int(_ANSWERS[question](process_set_id)), ""
+        return 0, int(_ANSWERS[question](about, call)), ""
     except Exception as error:  # nothing may be raised into TensorFlow's thread; what signals raise, the library keeps
         return tensorflow_code(error), 0, (str(error) or type(error).__name__).replace("\0", " ")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from error_codes import ends_with
 from worlds import World
 
 from horovod.base.errors import TrainingCode
+from horovod.common.ops import collectives
 
 ROWS = 8  # of a joined batch
 STEPS = 6
@@ -352,3 +354,44 @@ def _reduced_twice() -> None:
 def test_gradients_are_reduced_once(jax_pair: World) -> None:
     jax_pair.run(_places_of_the_optimizer)
     jax_pair.run(_reduced_twice)
+
+
+def _different_weights() -> list[list[str]]:
+    import jax
+    import optax
+
+    import horovod.jax as hvd
+
+    def told(change: str) -> list[str]:
+        collectives.join(-1)  # so that steps count anew
+        optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
+        params = jax.tree.map(jax.numpy.array, _model())
+        if change == "parameter":
+            params["last"] += hvd.rank()
+        state = optimizer.init(params)
+        if change == "state":
+            state[0].mu["last"] = state[0].mu["last"] + hvd.rank()
+        if change == "broadcast":
+            params["last"] += hvd.rank()
+            params = hvd.broadcast_parameters(params)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for rows, targets in zip(*_data(), strict=True):
+                gradients = jax.grad(_loss)(params, rows, targets)
+                updates, state = optimizer.update(gradients, state, params)
+                params = optax.apply_updates(params, updates)
+        code = TrainingCode.DIFFERENT_WEIGHTS.value
+        return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
+
+    return [told(change) for change in ("parameter", "state", "broadcast", "")]
+
+
+def test_ranks_that_train_different_weights_are_told_so_outside_of_compiled_functions(jax_pair: World) -> None:
+    (parameter, state, *quiet), on_1 = jax_pair.run(_different_weights)
+    assert (len(parameter), len(state)) == (1, 1)
+    assert parameter[0].startswith(__file__), "the warning must point to the script"
+    for part in ("step 2", "parameter ['last']", "rank 1", "hvd.broadcast_parameters("):
+        assert part in parameter[0]
+    assert "state [0].mu['last']" in state[0]
+    assert quiet == [[], []]
+    assert on_1 == [[], [], [], []]

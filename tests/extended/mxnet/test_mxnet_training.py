@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from error_codes import ends_with
 from worlds import World
 
 from horovod.base.errors import OperationCode, TrainingCode
+from horovod.common.ops import collectives
 
 ROOT = Path(__file__).parents[3]
 STEPS = 4
@@ -237,3 +239,56 @@ def test_the_example(mxnet_python: Path) -> None:
     *_, last = done.stdout.splitlines()
     accuracy = float(last.removeprefix("[0]<stdout>:accuracy ").removesuffix(" with 2 processes"))
     assert accuracy > 0.85
+
+
+# -- ranks that train different weights --------------------------------------------------------------------------------
+def _told(train: Any) -> list[str]:
+    collectives.join(-1)  # so that steps count anew
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train()
+    code = TrainingCode.DIFFERENT_WEIGHTS.value
+    return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
+
+
+def _different_weights(module: bool) -> list[list[str]]:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    rank, size = hvd.rank(), hvd.size()
+
+    def told(seed: int, broadcast: bool, rate: float = 0.1) -> list[str]:
+        options = {"learning_rate": rate, "momentum": 0.9}
+        if module:
+            optimizer = hvd.DistributedOptimizer(mx.optimizer.create("sgd", **options))
+            weights = [mx.nd.array([1.0 + seed]), mx.nd.array([2.0 + seed])]
+            if broadcast:
+                hvd.broadcast_parameters(dict(enumerate(weights)))
+            states = [optimizer.create_state(place, one) for place, one in enumerate(weights)]
+
+            def train() -> None:
+                for _ in range(STEPS):
+                    for place, one in enumerate(weights):  # as a module does
+                        optimizer.update(place, one, mx.nd.ones(1), states[place])
+
+            return _told(train)
+        model = _model(seed)
+        trainer = hvd.DistributedTrainer(model.collect_params(), "sgd", options)
+        if broadcast:
+            hvd.broadcast_parameters(model.collect_params())
+        return _told(lambda: _train(model, trainer, rank, size))
+
+    return [told(rank, False), told(rank, True), told(0, True, rate=0.1 + rank), told(0, False)]
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_ranks_that_train_different_weights_are_told_so(mxnet_pair: World, module: bool) -> None:
+    (forgotten, broadcast, rates, alike), on_1 = mxnet_pair.run(_different_weights, module)
+    assert (len(forgotten), len(rates)) == (1, 1)
+    assert forgotten[0].startswith(__file__), "the warning must point to the script"
+    for part in ("step 2", "parameter ", "rank 1", "hvd.broadcast_parameters("):
+        assert part in forgotten[0]
+    assert "'learning_rate' of the optimizer (0.1 on rank 0, 1.1 on rank 1)" in rates[0]
+    assert (broadcast, alike) == ([], [])
+    assert on_1 == [[], [], [], []]

@@ -134,10 +134,10 @@ def _answers() -> int:
     answers = library._ANSWERS
     signals = iter([signal.SIGINT])
 
-    def interrupted(process_set_id: int) -> int:
+    def interrupted(process_set_id: int, call: int) -> int:
         for signum in signals:
             signal.raise_signal(signum)
-        return answers[0](process_set_id)
+        return answers[0](process_set_id, call)
 
     @tf.function
     def size() -> tf.Tensor:

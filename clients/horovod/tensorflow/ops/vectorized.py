@@ -80,6 +80,11 @@ def _question(iterations: Any) -> Any:
     return wrap(rule.run(**{name: iterations.get_attr(name) for name in rule.attributes}), False)
 
 
+def _same_weights(iterations: Any) -> Any:
+    comparison, call = iterations.get_attr("comparison"), iterations.unstacked_input(0)
+    return wrap(OPS.horovod_same_weights(call=call, comparison=comparison), False)
+
+
 def _given(rule: _Rule, iterations: Any, place: int) -> tf.Tensor:
     given = iterations.input(place)
     return _exchanged(given.t) if rule.sends_rows and given.is_stacked else given.t
@@ -118,3 +123,4 @@ for _operations, _convert in ((_ONE, _one), (_GROUPED, _grouped), (_QUESTIONS, _
     for _operation in _operations:
         RegisterPFor(_operation)(_convert)
 RegisterPFor("HorovodAlltoall")(_alltoall)
+RegisterPFor("HorovodSameWeights")(_same_weights)

@@ -1,0 +1,197 @@
+"""Comparisons of weights where no word goes with each step: the steps are counted, and words go with the first ones.
+
+Optimizers of PyTorch say a word at the end of each step, which can carry a digest (same_weights.py). TensorFlow, JAX
+and MXNet run a step without such an operation. A rank can't compare by itself when it likes, for the others would not
+be there. So all ranks say words in the same steps: in the first WORDS of a world, and then in each one in which a
+setting asks for a comparison. Steps are counted by the name of the operation, and operations of one name meet each
+other in their order. So the numbers are equal on all ranks, also if only some have made their model anew. Ranks that
+have joined (hvd.join) took fewer steps, so all count anew after that.
+
+In its first step a model brings no digest: scripts and callbacks of Keras broadcast after the first step, because only
+then all variables exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+import zlib
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from horovod.common.ops.questions import first_round
+from horovod.common.ops.specs import set_number, set_size
+from horovod.common.process_sets import ProcessSet
+from horovod.common.same_weights import Exchange, Held, Item, Kind, SameWeights
+from horovod.worker.runtime.context import Context, current, is_member
+
+WORDS: Final = 16
+_FIRST: Final = 2  # the step of a model in which it is compared
+_ROW: Final = 2048  # 64-bit numbers
+_WORD_BYTES: Final = 8
+_NO_NUMBERS: Final = "OSUMm"  # kinds of dtypes
+
+Thing = tuple[str, str, Any]  # owner and name, as in Held, and an array (of NumPy, or what becomes one) or a number
+
+
+class _Steps:
+    """Of this process in a world, since all ranks have joined last."""
+
+    def __init__(self, world: Context, since: int) -> None:
+        self.world = weakref.ref(world)
+        self.since = since
+        self.by_name: dict[tuple[str, int], int] = {}
+        self.postponed = False
+
+
+_steps: _Steps | None = None
+
+
+def _steps_now() -> _Steps:
+    global _steps
+    world, since = current(), first_round()
+    if _steps is None or _steps.world() is not world or _steps.since != since:
+        _steps = _Steps(world, since)
+    return _steps
+
+
+def postpone(until_later: bool) -> None:
+    """All ranks call it: no step counts until they call it again, because a broadcast is still to come."""
+    _steps_now().postponed = until_later
+
+
+class CountedWeights:
+    """One for each model. In each step, on all ranks: if `is_due`, then `compare`.
+
+    wire: the operation's name, equal on all ranks. things: what is compared; remedy: as for SameWeights.
+    """
+
+    def __init__(
+        self,
+        wire: str,
+        things: Any,  # Callable[[], Iterable[Thing]]; whoever makes it may add to that
+        process_set: ProcessSet,
+        remedy: Callable[[set[Kind]], str],
+    ) -> None:
+        self.things = things
+        self.number = next(_numbers)
+        self.wire = wire
+        self._process_set = process_set
+        self._same = SameWeights(lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy)
+        self._counted: _Steps | None = None  # where `_own` counts
+        self._own = 0  # steps of this model
+        _by_number[self.number] = self
+
+    def compare_others(self, things: Any) -> None:
+        """The model has another optimizer, or trains other variables than before."""
+        self.things = things
+        self._same.ask()
+
+    def is_due(self, call: int = 0) -> bool:
+        """Counts a step. The same on all ranks. call: tells apart what has one name on the wire."""
+        if not is_member():
+            return False
+        settings = current().settings
+        process_set = self._process_set
+        if settings.different_weights == "ignore" or not process_set.included() or set_size(process_set) == 1:
+            return False
+        steps = _steps_now()
+        if steps.postponed:
+            return False
+        if self._counted is not steps:
+            self._counted, self._own = steps, 0
+        self._own += 1
+        key = self._wire_of(call), set_number(process_set, "Allreduce")
+        step = steps.by_name[key] = steps.by_name.get(key, 0) + 1
+        every = settings.compare_weights_steps
+        again = every > 0 and step % every == 0
+        if again:
+            self._same.ask()
+        return again or step <= WORDS
+
+    def compare(self, call: int = 0) -> None:
+        """Waits for all ranks. Raises what SameWeights.take does."""
+        wire = self._wire_of(call)
+        exchange = Exchange(wire, self._process_set)
+        exchange.say(self._same.digest() if self._own >= _FIRST else None)
+        self._same.steps = self._own - 1
+        self._same.take(exchange.hear(), wire)
+
+    def _wire_of(self, call: int) -> str:
+        return f"{self.wire}@{call}" if call else self.wire
+
+
+_numbers: Final = itertools.count(1)
+_by_number: Final[weakref.WeakValueDictionary[int, CountedWeights]] = weakref.WeakValueDictionary()
+_of_models: Final[dict[tuple[int, Hashable], CountedWeights]] = {}
+
+
+def of_model(model: object, key: Hashable, make: Callable[[], CountedWeights]) -> CountedWeights:
+    """The one for `key` of a model; it lives as long as `model` does, which it must not hold."""
+    known = id(model), key
+    found = _of_models.get(known)
+    if found is None:
+        found = _of_models[known] = make()
+        weakref.finalize(model, _of_models.pop, known, None).atexit = False
+    return found
+
+
+def is_due(number: int, call: int) -> bool:
+    """The CountedWeights with this number, of a compiled function. False if its model is gone."""
+    found = _by_number.get(number)
+    return found is not None and found.is_due(call)
+
+
+def compare(number: int, call: int) -> None:
+    if (found := _by_number.get(number)) is not None:
+        found.compare(call)
+
+
+# -- digests -----------------------------------------------------------------------------------------------------------
+def digest_of(things: Iterable[Thing]) -> int:
+    """Of all things, in 32 bits."""
+    told = [
+        (owner, name, value if isinstance(value, float) else (value.shape, _number(value)))
+        for owner, name, value in _values(things)
+    ]
+    return zlib.crc32(repr(sorted(told, key=lambda one: one[:2])).encode())
+
+
+def _held(things: Iterable[Thing]) -> Held:
+    held: dict[str, dict[str, Item]] = {}
+    for owner, name, value in _values(things):
+        item = Item(value, value) if isinstance(value, float) else Item(_number(value), _norm(value))
+        held.setdefault(owner, {})[name] = item
+    return held
+
+
+def _values(things: Iterable[Thing]) -> Iterable[tuple[str, str, Any]]:
+    """An array of one number is that number."""
+    for owner, name, value in things:
+        array = np.asarray(value)
+        if array.dtype.kind in _NO_NUMBERS:
+            continue
+        if array.dtype.names:  # MXNet's bfloat16
+            array = array.view(np.uint16)
+        yield owner, name, float(array.reshape(())) if array.size == 1 and array.dtype.kind != "c" else array
+
+
+def _number(array: np.ndarray[Any, Any]) -> int:
+    """Adds up 64-bit numbers row by row, at the speed of memory, and makes a checksum of the sums and of the rest."""
+    numbers = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    whole = numbers.size // _WORD_BYTES * _WORD_BYTES
+    words = numbers[:whole].view(np.uint64)
+    in_rows = words.size // _ROW * _ROW
+    sums = np.add.reduce(words[:in_rows].reshape(-1, _ROW), axis=1, dtype=np.uint64)
+    made = 0
+    for part in (sums, words[in_rows:], numbers[whole:]):
+        made = zlib.crc32(part.tobytes(), made)
+    return made
+
+
+def _norm(array: np.ndarray[Any, Any]) -> float | None:
+    if array.dtype.kind in "iub":
+        return None
+    return float(np.linalg.norm(array.reshape(-1).astype(np.complex128 if array.dtype.kind == "c" else np.float64)))
