@@ -169,3 +169,17 @@ def test_old_logs_make_way(agents: Agents, launch: Launch, program: Program, sma
     for _ in range(4):
         code, out, err = launch(*agents.options, "-np", "1", *program(source), environ=agents.environ).finish()
         assert (code, out.count("\n")) == (0, 2_000), err
+
+
+def test_a_killed_agent_of_a_launcher_leaves_no_folder(launch: Launch, program: Program, tmp_path: Path) -> None:
+    finds = ["--host-discovery-script", "echo localhost:1"]
+    command = program("print(os.getpid(), flush=True)\nwait_for_signals()")
+    launched = launch("-np", "1", *finds, *command, environ={"TMPDIR": str(tmp_path)})
+    ranks = ranks_of(launched, 1)
+    children = psutil.Process(launched.process.pid).children(recursive=True)
+    (agent,) = [one for one in children if "--stdin" in one.cmdline()[-1]]
+    assert list(tmp_path.glob("horovod-agent-*"))
+    agent.kill()
+    assert launched.finish()[0] == 1
+    assert still_alive(ranks) == []
+    assert list(tmp_path.glob("horovod-agent-*")) == []

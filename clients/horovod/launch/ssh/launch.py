@@ -44,6 +44,7 @@ from horovod.launch.ssh.remote_agent import (
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots, remote
+from horovod.worker.agent.bound import remove_leftovers
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 
@@ -88,6 +89,7 @@ class HostAgents:
         self._start_timeout_s = start_timeout_s
         self._note = note
         self._agents: list[RemoteAgent] = []
+        self._has_local = False  # whether one of them is, or was, on this host
         self._at_once = asyncio.Semaphore(_AT_ONCE)
 
     async def __aenter__(self) -> HostAgents:
@@ -158,6 +160,7 @@ class HostAgents:
                 host.name, command, order, lambda line: self._note(f"{host.name}: {line}"), is_remote
             )
             self._agents.append(agent)
+            self._has_local = self._has_local or not is_remote
             waits = [asyncio.create_task(agent.registered.wait()), asyncio.create_task(agent.ended.wait())]
             try:
                 await asyncio.wait(waits, timeout=self._start_timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -176,6 +179,8 @@ class HostAgents:
         for agent in self._agents:
             agent.leave()
         await asyncio.gather(*(agent.left() for agent in self._agents))
+        if self._has_local:  # one that was killed has left its folder; on other hosts the next agent deletes it
+            await asyncio.to_thread(remove_leftovers)
 
 
 def launch_on_hosts(
