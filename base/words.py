@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import resource
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from horovod.base.errors import coded_like, without_code
@@ -91,6 +92,14 @@ def uncapitalized(sentence: str) -> str:
 def printable_lines(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
     """The same for a text that may have several lines, such as a report."""
     return "\n".join(printable(line, limit) for line in text.split("\n"))
+
+
+def for_people(text: str) -> str:
+    """Text of several lines as it goes to a terminal or a log, at the very end: names and sentences of other processes
+    stand in it, of whatever version and by whoever wrote them, and a terminal obeys escape sequences (OSC 52 writes its
+    clipboard). All of it, with each of these characters in the form that `printable` gives it.
+    """
+    return printable_lines(text, sys.maxsize)
 
 
 def reason_of(error: OSError) -> str:

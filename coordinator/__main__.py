@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from horovod.base.errors import SettingCode, coded
 from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
-from horovod.base.telemetry.logs import JsonFormatter
+from horovod.base.telemetry.logs import JsonFormatter, TextFormatter
 from horovod.base.tokens import read_token
+from horovod.base.words import for_people
 
 from .address import ListenAddress
 from .config import CoordinatorConfig
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
     arguments = _parser().parse_args(argv)
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    text = TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if arguments.log_format == "json" else text)
     logging.basicConfig(level=_level(arguments), handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.WARNING)  # tells of every call otherwise
@@ -257,7 +258,7 @@ def _fail(error: ValueError | OSError, code: int, verbose: bool) -> int:
     if verbose:
         traceback.print_exception(error)
     sentence = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    print(f"horovod-coordinator: {sentence}", file=sys.stderr)
+    print(for_people(f"horovod-coordinator: {sentence}"), file=sys.stderr)
     return code
 
 

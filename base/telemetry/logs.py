@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from horovod.base.words import for_people
+
 _FIELDS = ("job", "epoch", "rank")
 
 
@@ -38,6 +40,13 @@ def line_of(level: str, logger: str, message: str, at_s: float | None = None, **
         **{name: value for name, value in fields.items() if value is not None},
     }
     return json.dumps(line, ensure_ascii=True, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Of lines for people, in which nothing stands that a terminal acts on. (JSON has escapes of its own.)"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return for_people(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 from agents import Agents
 from error_codes import ends_with
 
+from horovod import __version__
 from horovod.base.errors import ClusterCode, LaunchCode
-from horovod.launch.cluster.job_commands import as_table
-from horovod.protos.v1 import jobs_pb2
+from horovod.base.telemetry.logs import TextFormatter
+from horovod.launch.cluster.client import Access
+from horovod.launch.cluster.job_commands import as_story, as_table
+from horovod.launch.cluster.launch import submit
+from horovod.protos.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, story_pb2
+from horovod.worker.agent.output import Console, Writer
+from horovod.worker.runtime.local_member import PROTOCOL_VERSION
+from horovod.worker.runtime.logs import Handler
 
 Program = Callable[[str], list[str]]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -50,6 +61,90 @@ def test_the_life_of_a_detached_job(agents: Agents, horovodrun: Run, program: Pr
     assert re.search(ends_with(LaunchCode.RANK_FAILED, "Rank 0 on host h1 (pid "), done.stderr)
     assert run("logs", *agents.options, "-f", "--rank", "1", job).stdout == "[1]<stdout>:rank 1 begins\n"
     assert run("wait", *agents.options, waiting).returncode == 0
+
+
+# Writes a terminal's clipboard (OSC 52), its title (in C1 form too), clears it, forges a line, turns the writing.
+HOSTILE = "a\x1b]52;c;cm0gLXJmIC8=\x07\x9d0;t\x9c\x1b[2J\r\nforged\u202etxt"
+
+
+def harmless(text: str) -> bool:
+    """Whether a terminal shows it and does nothing else."""
+    return all(one.isprintable() or one == "\n" for one in text)
+
+
+@contextlib.contextmanager
+def hostile_agent(coordinator: str, token: str) -> Iterator[None]:
+    """An agent that has the cluster's token and registers under a name that is a program for terminals."""
+    closed = threading.Event()
+
+    def messages() -> Iterator[agents_pb2.AgentMessage]:
+        about = {"protocol_version": PROTOCOL_VERSION, "version": __version__, "instance": "1", "slots": 4}
+        yield agents_pb2.AgentMessage(register=agents_pb2.Register(name=HOSTILE, unfit=HOSTILE, **about))
+        closed.wait()
+
+    with grpc.insecure_channel(coordinator) as channel:
+        call = agents_pb2_grpc.AgentsStub(channel).Attach(
+            messages(), metadata=[("authorization", f"Bearer {token}")], timeout=60
+        )
+        assert next(call).HasField("registered")
+        yield
+        call.cancel()
+        closed.set()
+
+
+def test_no_command_shows_a_terminal_what_it_would_obey(agents: Agents, horovodrun: Run) -> None:
+    """Whoever submits a job or serves a host writes names and sentences that others read."""
+    token = agents.coordinator.token or ""
+    spec = jobs_pb2.JobSpec(name=HOSTILE, command=["true", HOSTILE], user=HOSTILE, processes=64, project=HOSTILE)
+    job = submit(Access([agents.coordinator.address], token), spec).id
+    with hostile_agent(agents.coordinator.address, token):
+        shown = [
+            horovodrun(*command, environ=agents.environ)
+            for command in (
+                ["ps", *agents.options],
+                ["ps", *agents.options, job],
+                ["ps", *agents.options, "--output-format", "json"],
+                ["ps", *agents.options, HOSTILE],
+                ["wait", *agents.options, "--timeout", "0.1", job],
+                ["logs", *agents.options, HOSTILE],
+                ["stop", *agents.options, job],
+                ["stop", *agents.options, job],
+                ["wait", *agents.options, job],
+                ["logs", *agents.options, job],
+                [*agents.options, "--verbose", "--detach", "-np", "1", "--job-name", HOSTILE, "true"],
+                [*agents.options, "-np", "1", "-H", f"{HOSTILE}:1", "true"],
+            )
+        ]
+    for run in shown:
+        assert harmless(run.stdout + run.stderr), (run.args, run.stdout, run.stderr)
+    table, _, listing = (run.stdout for run in shown[:3])
+    assert "a\\x1b]52;c;cm0gLXJmIC8=\\x07" in table
+    assert not re.search("^forged", "".join(run.stdout + run.stderr for run in shown), re.MULTILINE)
+    assert HOSTILE in {host["host"] for host in json.loads(listing)["hosts"]}, "programs get the names as they are"
+
+
+def test_what_is_noted_and_logged_is_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    entry = story_pb2.StoryEntry(sentence=HOSTILE)
+    listing = jobs_pb2.Listing(worlds=[story_pb2.JobStory(job=HOSTILE, entries=[entry])])
+    record = logging.LogRecord("horovod", logging.WARNING, "", 0, "host %s", (HOSTILE,), None)
+    rank_log = Handler()
+    for text in (
+        as_table(listing, 0.0),
+        as_story(listing, 0.0),
+        TextFormatter().format(record),
+        rank_log.format(record),
+    ):
+        assert harmless(text)
+        assert "\\x1b]52;" in text
+    with os.fdopen(os.memfd_create("terminal"), "w+") as terminal:
+        writer = Writer()
+        console = Console(writer, descriptors=(terminal.fileno(), terminal.fileno()))
+        console.note(f"horovodrun: {HOSTILE}\nand a second line")
+        console.close()
+        terminal.seek(0)
+        noted = terminal.read()
+    assert harmless(noted)
+    assert noted.endswith("\nand a second line\n")
 
 
 def test_stopping_and_unknown_jobs(agents: Agents, horovodrun: Run) -> None:

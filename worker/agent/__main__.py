@@ -24,7 +24,8 @@ from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, co
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.standard_streams import open_missing_streams
-from horovod.base.words import reason_of
+from horovod.base.telemetry.logs import TextFormatter
+from horovod.base.words import for_people, reason_of
 from horovod.worker.agent.bound import read_order, serve_launcher
 from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
 from horovod.worker.agent.gpus import visible_gpus
@@ -49,10 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except ValueError:
             return _fail(coded(LaunchCode.WRONG_COMMAND_LINE, "There is no order on stdin."), EXIT_USAGE)
         arguments.name, arguments.slots = order["name"], order["slots"]
-    logging.basicConfig(
-        level=logging.INFO if arguments.verbose else logging.WARNING,
-        format=f"%(asctime)s horovod-worker on {arguments.name}: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter(f"%(asctime)s horovod-worker on {arguments.name}: %(message)s"))
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.WARNING)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -231,7 +231,7 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"horovod-worker: {sentence}", file=sys.stderr)
+    print(for_people(f"horovod-worker: {sentence}"), file=sys.stderr)
     return code
 
 

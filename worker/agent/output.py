@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.telemetry.logs import line_of
-from horovod.base.words import printable
+from horovod.base.words import for_people, printable
 
 Stream = Literal["stdout", "stderr"]
 
@@ -277,6 +277,8 @@ class Console:
         """Shows a line of the launcher itself, on stderr."""
         if self._job is not None:
             sentence = line_of("info", "horovodrun", sentence.removeprefix("horovodrun: "), job=self._job)
+        else:
+            sentence = for_people(sentence)
         self._writer.put(self._descriptors["stderr"], self._above_status(sentence.encode() + b"\n", "stderr"))
 
     @property
@@ -292,7 +294,7 @@ class Console:
         width = 0
         with contextlib.suppress(OSError):  # the terminal is gone
             width = os.get_terminal_size(terminal).columns
-        text = sentence.encode()[
+        text = printable(sentence).encode()[
             : max((width or 80) - len(prefix) - 1, 0)
         ]  # a longer text would wrap, and its first line would stay on the screen
         if text == self._pending.get(_LAUNCHER, b""):

@@ -8,6 +8,7 @@ import types
 from typing import Final
 
 from horovod.base.settings import ROWS
+from horovod.base.words import for_people
 
 # Behind why a member left that had done its work: for those who still wait for it.
 FEWER_BATCHES: Final = (
@@ -59,6 +60,6 @@ def print_as_a_sentence() -> None:
 
 def _sentence_hook(kind: type[BaseException], error: BaseException, traceback: types.TracebackType | None) -> None:
     if isinstance(error, StartError):
-        print(f"horovod: {error}", file=sys.stderr)
+        print(for_people(f"horovod: {error}"), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)

@@ -19,6 +19,7 @@ import sys
 
 from horovod.base.settings import Settings
 from horovod.base.telemetry.logs import JsonFormatter
+from horovod.base.words import for_people
 
 TRACE = 5
 LEVELS = {
@@ -92,7 +93,7 @@ class Handler(logging.Handler):
         level = _NAMES.get(record.levelno, record.levelname)
         time = "" if self.hide_time else f"{self._times.formatTime(record, _TIME)}.{int(record.msecs):03} "
         text = f"{time}horovod {who} {level}: {record.getMessage()}"
-        return f"{text}\n{self._times.formatException(record.exc_info)}" if record.exc_info else text
+        return for_people(f"{text}\n{self._times.formatException(record.exc_info)}" if record.exc_info else text)
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr

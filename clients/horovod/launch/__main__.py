@@ -17,7 +17,7 @@ from horovod.base.errors import EngineCode, LaunchCode, code_of, coded, without_
 from horovod.base.settings import ROWS, resolve
 from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry.logs import line_of
-from horovod.base.words import is_out_of_descriptors, joined, plural, reason_of
+from horovod.base.words import for_people, is_out_of_descriptors, joined, plural, reason_of
 from horovod.launch import commands
 from horovod.launch.command_line import flags
 from horovod.launch.command_line.config_file import read_config
@@ -318,7 +318,7 @@ def _say(sentence: str, args: argparse.Namespace | None = None) -> None:
     row = ROWS["log_format"]
     given = vars(args).get(row.name) if args is not None else None
     text = line_of("error", "horovodrun", sentence) if (given or row.text(os.environ)) == "json" else None
-    print(text or f"horovodrun: {sentence}", file=sys.stderr, flush=True)
+    print(text or for_people(f"horovodrun: {sentence}"), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

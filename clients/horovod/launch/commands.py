@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from horovod.base.errors import LaunchCode, coded
+from horovod.base.words import for_people
 from horovod.launch.command_line.flags import Parser
 
 _FAILED = 1
@@ -25,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
         if hasattr(args, "code"):  # cluster/job_commands.py
             code: int = args.code(args)
             return code
-        print(args.work(args))
+        print(for_people(args.work(args)))
     except ValueError as error:
         return _fail(str(error), _USAGE)
     except (OSError, RuntimeError) as error:
@@ -101,5 +102,5 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
 
 def _fail(sentence: str, code: int) -> int:
-    print(f"horovodrun: {sentence}", file=sys.stderr)
+    print(for_people(f"horovodrun: {sentence}"), file=sys.stderr)
     return code

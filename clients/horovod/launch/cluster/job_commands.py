@@ -7,15 +7,16 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import ROWS
+from horovod.base.words import printable
 from horovod.coordinator.core.cluster.sizes import processes_of
 from horovod.launch.cluster.job_file.submit import add_options, words_of
+from horovod.launch.cluster.launch import say
 from horovod.protos.v1 import jobs_pb2, story_pb2
 
 _STATES = {
@@ -199,10 +200,10 @@ def as_story(listing: jobs_pb2.Listing, now_s: float) -> str:
     lines = _jobs_as_table(listing.jobs, now_s)
     for world in listing.worlds:
         now = f"epoch {world.epoch}, {world.members} of {world.size} members" if world.members else "no world runs"
-        lines += [*([""] if lines else []), f"{world.job}: {now}."]
+        lines += [*([""] if lines else []), f"{printable(world.job)}: {now}."]
         for entry in world.entries:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
-            lines.append(f"  {at}  {entry.sentence}")
+            lines.append(f"  {at}  {printable(entry.sentence)}")
     return "\n".join(lines) + "\n"
 
 
@@ -220,7 +221,7 @@ def _jobs_as_table(jobs: Sequence[jobs_pb2.JobRecord], now_s: float) -> list[str
     if not jobs:
         return []
     reasons = [
-        f"{record.id}: {record.sentence}"
+        printable(f"{record.id}: {record.sentence}")
         for record in jobs
         if record.sentence and record.state not in (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_STOPPED)
     ]
@@ -228,6 +229,7 @@ def _jobs_as_table(jobs: Sequence[jobs_pb2.JobRecord], now_s: float) -> list[str
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    rows = [[printable(text) for text in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -276,7 +278,7 @@ def _stop(args: argparse.Namespace) -> int:
     signum = signal.SIGKILL if args.now else signal.SIGTERM
     record: jobs_pb2.JobRecord = _ask(args, lambda cluster: cluster.signal(args.job, signum))
     if record.ended_at:
-        print(f"horovodrun: job {record.id} is over: {_STATES[record.state]}.", file=sys.stderr)
+        say(f"job {record.id} is over: {_STATES[record.state]}.")
     return 0
 
 
@@ -295,10 +297,9 @@ def _wait(args: argparse.Namespace) -> int:
     try:
         _ask(args, wait)
     except asyncio.TimeoutError:
-        sentence = f"horovodrun: job {args.job} is not over after {args.timeout:g} s."
-        print(coded(ClusterCode.JOB_NOT_OVER, sentence), file=sys.stderr)
+        say(coded(ClusterCode.JOB_NOT_OVER, f"job {args.job} is not over after {args.timeout:g} s."))
         return 124
     code, sentence = outcome_of(latest[-1])
     if sentence:
-        print(f"horovodrun: {sentence}", file=sys.stderr)
+        say(sentence)
     return code

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import LaunchCode, coded
-from horovod.base.words import joined, ranks_in_words
+from horovod.base.words import for_people, joined, ranks_in_words
 from horovod.launch.cluster.client import Access, ClusterClient, FollowedJob, coordinators_of, exported
 from horovod.launch.console.control import Control, without_loop
 from horovod.launch.console.python_streams import PythonStreams
@@ -71,7 +71,7 @@ def launch_on_agents(args: argparse.Namespace, environ: Mapping[str, str], hosts
     args.num_proc = count
     spec = job_of(args, {**environ, **terminal_size(environ)}, hosts)
     if args.detach:
-        print(submit(access, spec).id, flush=True)
+        print(for_people(submit(access, spec).id), flush=True)
         return 0
 
     def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
@@ -179,4 +179,4 @@ async def attended(
 
 
 def say(sentence: str) -> None:
-    print(f"horovodrun: {sentence}", file=sys.stderr, flush=True)
+    print(for_people(f"horovodrun: {sentence}"), file=sys.stderr, flush=True)

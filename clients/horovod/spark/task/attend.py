@@ -25,6 +25,7 @@ import grpc
 
 from horovod.base.errors import LaunchCode, WorldCode, coded, without_code
 from horovod.base.settings import ROWS, variables
+from horovod.base.words import printable
 from horovod.launch import task as function
 from horovod.launch.job_environment import of_another, trusting
 from horovod.runner.common.util.host_hash import host_hash, host_name
@@ -116,7 +117,7 @@ class _Task:
                 told = await self._obey(call)
             except grpc.aio.AioRpcError as error:
                 # The driver has ended, or is out of reach: nobody waits for this rank any more.
-                told = explain(error.code(), error.details() or "", order.address, True)
+                told = explain(error.code(), printable(error.details() or ""), order.address, True)
             finally:
                 await self._stop()
                 sending.cancel()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import ClusterCode, code_of, coded
-from horovod.base.words import capitalized, plural
+from horovod.base.words import capitalized, for_people, plural
 from horovod.coordinator.core.cluster import lines
 from horovod.launch.cluster.client import REFUSED_S, Access, ClusterClient, ClusterError, FollowedJob
 from horovod.launch.cluster.job_file.archive import Archive, pack
@@ -42,10 +42,10 @@ def submit(args: argparse.Namespace, access: Callable[[argparse.Namespace], Acce
     if archive is not None:
         spec.code.sha256, spec.code.size = archive.sha256, archive.size
     if args.dry_run:
-        print(asyncio.run(_placement(access(args), spec, archive)))
+        print(for_people(asyncio.run(_placement(access(args), spec, archive))))
         return 0
     if args.detach:
-        print(asyncio.run(_submitted(access(args), spec, archive)).id, flush=True)
+        print(for_people(asyncio.run(_submitted(access(args), spec, archive)).id), flush=True)
         return 0
 
     def run(console: Console, on_start: OnStart, changed: OnChange) -> jobs_pb2.JobRecord:
