@@ -250,7 +250,7 @@ class ObjectState(State):
         for reference in [*self._left_out]:
             optimizer = reference()
             remembers = [] if optimizer is None else self._memory_of(optimizer)
-            if remembers:
+            if remembers is not None:
                 self._left_out.remove(reference)
             if remembers and self._rank() == 0:
                 log.warning(
@@ -264,9 +264,11 @@ class ObjectState(State):
         """Optimizers of this process that are not part of this state but train what is."""
         return ()
 
-    def _memory_of(self, optimizer: Any) -> list[str]:
-        """Names of what such an optimizer remembers from step to step, and nothing in this state holds."""
-        return []
+    def _memory_of(self, optimizer: Any) -> list[str] | None:
+        """Names of what such an optimizer remembers from step to step, and nothing in this state holds; None if it does
+        not remember anything yet.
+        """
+        return None
 
     def _kind_of(self, value: Any) -> str | None:
         """Of which kind of parts a value is; None if it is a plain one, as all are here."""

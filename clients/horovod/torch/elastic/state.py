@@ -294,17 +294,18 @@ class TorchState(ObjectState):
                 if any(id(each) in trained for group in one.param_groups for each in group["params"]):
                     yield one
 
-    def _memory_of(self, optimizer: torch.optim.Optimizer) -> list[str]:
+    def _memory_of(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
+        states = list(optimizer.state.values())
+        names = sorted({key for state in states for key, value in state.items() if value is not None})
+        if not names:  # it has not taken a step yet, or is SGD without momentum
+            return None
         # A script may keep it in a way of its own, such as a plain optimizer.state_dict().
         held = [one.value.state_dict() for one in self._handlers.values() if isinstance(one, StatefulHandler)]
         found = find_parts(
             {"plain": self._live(), "held": held}, lambda one: "tensor" if isinstance(one, torch.Tensor) else None
         ).found
         tensors = {id(one) for one in found.values()}
-        states = list(optimizer.state.values())
-        if any(id(one) in tensors for state in states for one in state.values()):
-            return []
-        return sorted({key for state in states for key, value in state.items() if value is not None})
+        return [] if any(id(one) in tensors for state in states for one in state.values()) else names
 
     def restore(self) -> None:
         for handler in self._handlers.values():
