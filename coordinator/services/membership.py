@@ -12,7 +12,7 @@ from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import tracing
 from horovod.base.words import printable
-from horovod.coordinator.core.world.checks import refusal_of, refusal_of_attach
+from horovod.coordinator.core.world.checks import defect_of, refusal_of, refusal_of_attach
 from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
@@ -54,7 +54,8 @@ class MembershipService(MembershipServicer):
             sentence = coded(ClusterCode.WRONG_MESSAGE, "The first message must be a join request.")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await self._access.admit(context, job)
-        relayed = self._sending.repeats.of(str(dict(context.invocation_metadata() or ()).get(RELAY, "")))
+        relay = str(dict(context.invocation_metadata() or ()).get(RELAY, ""))
+        relayed = self._sending.repeats.of(relay[:MAX_SHOWN], job)
         if relayed.is_relayed:
             await context.send_initial_metadata(((RELAY, "frames"),))
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
@@ -98,6 +99,8 @@ class MembershipService(MembershipServicer):
 
         def receive(message: pb.MemberMessage) -> None:
             nonlocal returns
+            if sentence := defect_of(message):
+                raise RefusedError(grpc.StatusCode.INVALID_ARGUMENT, coded(ClusterCode.WRONG_MESSAGE, sentence))
             if message.HasField("received"):
                 relayed.arrived()
                 self._hub.received(member_id, message.received.epoch)
@@ -120,7 +123,7 @@ class MembershipService(MembershipServicer):
         broke = False
         try:
             limits, sending = self._access.limits, self._sending
-            await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed)
+            await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed, job)
             if returns:  # else it makes no difference how the stream has ended
                 await asyncio.sleep(_CANCELLED_WITHIN_S)
         except asyncio.CancelledError:

@@ -78,7 +78,15 @@ class NegotiationService(NegotiationServicer):
 
         try:
             await converse(
-                all_requests(), context, decisions, receive, combine, self._sending, who, self._access.limits
+                all_requests(),
+                context,
+                decisions,
+                receive,
+                combine,
+                self._sending,
+                who,
+                self._access.limits,
+                job=session.job,
             )
         finally:
             if span is not None:

@@ -106,6 +106,7 @@ async def converse(
     who: str = "a member",
     limits: RateLimits | None = None,
     relayed: RelayedStream | None = None,
+    job: str = "",
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
 
@@ -113,6 +114,7 @@ async def converse(
     who: the peer, as in "rank 1 of job 'digits'".
     limits: how often it may speak, under that name.
     relayed: of a membership stream, whose world may be repeated by a relay.
+    job: whose time its messages take; empty: of no job.
 
     Whatever a peer sends may end its own stream only. When it is the peer's fault (RefusedError, bytes that are no
     message, a connection that broke) the log stays quiet; an unexpected error is the coordinator's own.
@@ -133,6 +135,9 @@ async def converse(
             if limits and (sentence := limits.message(who, request.ByteSize(), time.monotonic())):
                 outbox.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
                 return
+            if limits and job and (pause_s := limits.pause_s(job, time.monotonic())):
+                await asyncio.sleep(pause_s)
+            began_s = time.monotonic()
             try:
                 receive(request)
             except RefusedError as error:
@@ -141,6 +146,9 @@ async def converse(
             except Exception as error:
                 outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
                 return
+            finally:
+                if limits and job:
+                    limits.used(job, time.monotonic() - began_s, began_s)
 
     async def write() -> None:
         try:

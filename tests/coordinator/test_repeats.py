@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+import pytest
+
+from horovod.coordinator.services import repeats as repeats_module
 from horovod.coordinator.services.repeats import MARK, REPEATED_FROM_BYTES, Repeats
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
@@ -24,7 +27,7 @@ def frame(written: bytes) -> RelayFrame:
 def test_the_first_member_brings_it_and_the_others_get_the_key() -> None:
     async def story() -> None:
         repeats = Repeats(arrival_s=1000.0)
-        first, *others = [repeats.of("r1") for _ in range(4)]
+        first, *others = [repeats.of("r1", "j") for _ in range(4)]
         brought = frame(await first.shortened(WORLD))
         assert brought.message == WORLD
         waiting = [asyncio.create_task(one.shortened(WORLD)) for one in others]
@@ -41,7 +44,7 @@ def test_the_first_member_brings_it_and_the_others_get_the_key() -> None:
 def test_each_relay_gets_it_once() -> None:
     async def story() -> None:
         repeats = Repeats()
-        one, other = [await repeats.of(relay).shortened(WORLD) for relay in ("r1", "r2")]
+        one, other = [await repeats.of(relay, "j").shortened(WORLD) for relay in ("r1", "r2")]
         assert frame(one).message == WORLD
         assert one is other, "thousands of frames of a large world in memory would be gigabytes"
 
@@ -51,18 +54,18 @@ def test_each_relay_gets_it_once() -> None:
 def test_all_get_it_when_the_first_breaks_or_is_slow() -> None:
     async def story() -> None:
         repeats = Repeats(arrival_s=1000.0)
-        first, second = repeats.of("r1"), repeats.of("r1")
+        first, second = repeats.of("r1", "j"), repeats.of("r1", "j")
         await first.shortened(WORLD)
         waiting = asyncio.create_task(second.shortened(WORLD))
         await asyncio.sleep(0)
         first.close()
         assert await waiting == WORLD
         slow = Repeats(arrival_s=0.0)
-        first, second = slow.of("r1"), slow.of("r1")
+        first, second = slow.of("r1", "j"), slow.of("r1", "j")
         await first.shortened(WORLD)
         assert await second.shortened(WORLD) == WORLD
         first.arrived()  # too late
-        assert await slow.of("r1").shortened(WORLD) == WORLD
+        assert await slow.of("r1", "j").shortened(WORLD) == WORLD
 
     played(story)
 
@@ -72,6 +75,40 @@ def test_small_messages_and_direct_streams_are_left_alone() -> None:
         repeats = Repeats()
         for relay, message in (("", WORLD), ("r1", WORLD[1:])):
             for _ in range(2):
-                assert await repeats.of(relay).shortened(message) == message
+                assert await repeats.of(relay, "j").shortened(message) == message
+
+    played(story)
+
+
+def test_a_job_that_joins_again_and_again_keeps_one_world() -> None:
+    async def story() -> None:
+        repeats = Repeats(arrival_s=1000.0)
+        slow = repeats.of("r1", "j")
+        await slow.shortened(WORLD)
+        waits = asyncio.create_task(repeats.of("r1", "j").shortened(WORLD))
+        await asyncio.sleep(0)
+        for number in range(50):
+            message = WORLD + bytes([number])
+            stream = repeats.of(f"r{number % 3}", "j")
+            assert frame(await stream.shortened(message)).message == message
+            assert repeats.kept_bytes == 2 * len(message)
+        assert await waits == WORLD, "forgotten while it waited: it gets the message itself"
+        assert len(repeats._sent) == 1
+
+    played(story)
+
+
+def test_what_all_jobs_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats_module, "MAX_KEPT_BYTES", 8 * len(WORLD))
+    monkeypatch.setattr(repeats_module, "MAX_SENT", 5)
+
+    async def story() -> None:
+        repeats = Repeats()
+        for number in range(20):
+            await repeats.of("r1", f"job {number}").shortened(WORLD)
+            assert repeats.kept_bytes <= 8 * len(WORLD)
+        for number in range(20):
+            await repeats.of(f"r{number}", "j").shortened(WORLD)
+            assert len(repeats._sent) <= 5
 
     played(story)

@@ -30,7 +30,7 @@ from horovod.protos.v1 import types_pb2
 from . import blocked
 from .agreement import disagreement
 from .blocked import BlockedReports
-from .budget import MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchError
+from .budget import MAX_BLOCKED, MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchError, check_entries
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
 from .decisions import Batch
 from .failures import MAX_SENTENCE, Failures
@@ -125,6 +125,7 @@ class Negotiation:
 
         Raises TooMuchError, which holds what the message has led to until then, or ContradictionError.
         """
+        check_entries(rank, message)
         waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
         if waiting + len(message.announce) > MAX_PENDING:
             raise TooMuchError(
@@ -463,7 +464,8 @@ class Negotiation:
     def _blocked(self, rank: int, message: pb.NegotiationMessage, now_s: float, batch: Batch) -> None:
         touched: dict[tuple[int, str], None] = {}
         seconds, numbers = message.blocked_seconds, message.blocked_numbers
-        for index, op in enumerate(message.blocked):
+        for index in range(max(0, len(message.blocked) - MAX_BLOCKED), len(message.blocked)):
+            op = message.blocked[index]
             process_set = self._sets.get(op.process_set)
             if process_set is not None and rank in process_set.members and not defect(op):
                 waited_s = seconds[index] if index < len(seconds) else 0.0

@@ -20,6 +20,10 @@ MAX_SIZE = 1 << 16
 MAX_NAME_LENGTH = 256
 MAX_VALUE_LENGTH = 4096
 MAX_ENTRIES = 256
+MAX_OPTIONS_LENGTH = 64 << 10  # characters of all options of one request, of which each waiting request has a copy
+MAX_PROOF_BYTES = 64
+MAX_WAITING_BYTES = 256 << 20  # of all requests of a job that wait, options included
+MAX_REASON_LENGTH = 64 << 10  # characters that a member says about itself or its peers
 MAX_SETTLE_S = 3600
 
 
@@ -43,6 +47,11 @@ def refusal_of(request: pb.JoinRequest) -> str:
             )
     if refusal := _refusal_of_sizes(request, who):
         return refusal
+    if len(request.options) > MAX_ENTRIES or len(request.endpoints) > MAX_ENTRIES:
+        return coded(
+            WorldCode.INVALID_REQUEST,
+            f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more.",
+        )
     texts = [
         request.host.shared_memory_domain,
         request.segment_address,
@@ -52,16 +61,18 @@ def refusal_of(request: pb.JoinRequest) -> str:
         *(endpoint.address for endpoint in request.endpoints),
         *(endpoint.interface for endpoint in request.endpoints),
     ]
-    if len(request.options) > MAX_ENTRIES or len(request.endpoints) > MAX_ENTRIES:
-        return coded(
-            WorldCode.INVALID_REQUEST,
-            f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more.",
-        )
     if any(len(text) > MAX_VALUE_LENGTH for text in texts):
         return coded(
             WorldCode.INVALID_REQUEST,
             f"No text in a join request may be longer than {MAX_VALUE_LENGTH} characters; {who} sent a longer one.",
         )
+    if sum(len(name) + len(value) for name, value in request.options.items()) > MAX_OPTIONS_LENGTH:
+        return coded(
+            WorldCode.INVALID_REQUEST,
+            f"The options of a join request may have at most {MAX_OPTIONS_LENGTH} characters; {who} sent more.",
+        )
+    if len(request.rejoin.proof) > MAX_PROOF_BYTES:
+        return coded(WorldCode.INVALID_REQUEST, f"The proof in the join request of {who} is none: it is too long.")
     for option in request.options:
         if not _is_name(option):
             return coded(
@@ -140,6 +151,22 @@ def refusal_of_attach(attach: pb.Attach) -> str:
             WorldCode.INVALID_REQUEST,
             f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}.",
         )
+    for what, text in (("member_id", attach.member_id), ("namespace", attach.process.namespace)):
+        if len(text) > MAX_NAME_LENGTH:
+            return coded(
+                WorldCode.INVALID_REQUEST,
+                f"The {what} of a member may have at most {MAX_NAME_LENGTH} characters, not {len(text)}.",
+            )
+    return ""
+
+
+def defect_of(message: pb.MemberMessage) -> str:
+    """Why what a member says makes no sense in any world, or "". The coordinator goes through all that it names."""
+    if (named := len(message.unconnected.ranks)) > MAX_SIZE:
+        return f"A member can't fail to connect to {named} others."
+    longest = max(len(message.unconnected.tried), len(message.leave.reason), len(message.leaving.reason))
+    if longest > MAX_REASON_LENGTH:
+        return f"A member's reason has {longest} characters; {MAX_REASON_LENGTH} are the most."
     return ""
 
 
@@ -176,6 +203,12 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
         return asked_for_twice(other, request)
     if difference := _difference_of_options(first.options, describe(first), request):
         return difference
+    if len(waiting) >= MAX_SIZE or waiting.kept_bytes + request.ByteSize() > MAX_WAITING_BYTES:
+        return coded(
+            WorldCode.TOO_MANY_MEMBERS,
+            f"{len(waiting)} processes of job {request.job!r} wait already; the coordinator keeps at most {MAX_SIZE} "
+            f"of them, of {MAX_WAITING_BYTES >> 20} MiB together.",
+        )
     if waiting.bytes + bytes_of(request) > MAX_WORLD_MESSAGE_BYTES // 2:
         return coded(
             WorldCode.WORLD_TOO_LARGE,

@@ -11,9 +11,9 @@ that `to_go` names, where enough are left: rather without newcomers than with a 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.words import capitalized, printable, shortened
@@ -24,6 +24,7 @@ from .present import Present
 
 GATHER_S = 1.0
 MAX_NAMED = 4
+MAX_PAIRS = 1 << 16  # kept of one world; a sentence names a few of them, and who can't reach most others is among these
 
 _ADVICE = (
     "Check that no firewall is between the hosts, or name the interfaces that reach all of them with "
@@ -44,8 +45,9 @@ class Unconnected:
     def add(self, one: Present, report: pb.Unconnected, members: Collection[int], now_s: float) -> list[Effect]:
         """What this member of the world reports. members: the ranks of those that are there."""
         self._tried.setdefault(one.rank, printable(report.tried))
-        others = [rank for rank in report.ranks if rank in members and rank != one.rank]
-        self._pairs.update(dict.fromkeys((one.rank, rank) for rank in others))
+        others = [rank for rank in dict.fromkeys(report.ranks) if rank in members and rank != one.rank]
+        room = max(0, MAX_PAIRS - len(self._pairs))
+        self._pairs.update(dict.fromkeys((one.rank, rank) for rank in others[:room]))
         if self._due_at_s is not None:
             return []
         self._due_at_s = now_s + GATHER_S
@@ -79,10 +81,26 @@ def told(epoch: int, words: str, member_ids: Iterable[str]) -> list[Effect]:
 
 def to_go(pairs: Collection[Pair], newcomers: Collection[int]) -> set[int]:
     """Ranks without which all others can connect: newcomers first, then those that miss the most, then high ranks."""
-    left, gone = set(pairs), set()
-    while left:
-        missed = Counter(rank for pair in left for rank in pair)
-        worst = max(missed, key=lambda rank: (rank in newcomers, missed[rank], rank))
+    of: dict[int, set[Pair]] = {}  # by rank: its pairs that are left
+    for pair in pairs:
+        for rank in pair:
+            of.setdefault(rank, set()).add(pair)
+
+    def entry(rank: int) -> tuple[bool, int, int]:
+        """The least of all entries is that of the rank that goes next. It holds for as long as no pair of it goes."""
+        return rank not in newcomers, -len(of[rank]), -rank
+
+    entries, gone = [entry(rank) for rank in of], set()
+    heapify(entries)
+    while entries:
+        found = heappop(entries)
+        worst = -found[2]
+        if not of[worst] or found != entry(worst):
+            continue
         gone.add(worst)
-        left = {pair for pair in left if worst not in pair}
+        for pair in of.pop(worst):
+            other = pair[0] if pair[1] == worst else pair[1]
+            of[other].discard(pair)
+            heappush(entries, entry(other))
+        of[worst] = set()
     return gone

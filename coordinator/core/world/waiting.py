@@ -15,6 +15,7 @@ class Waiting:
     claims: dict[int, str] = field(default_factory=dict)  # rank of the last world -> who has proved to have been it
     claim_of: dict[str, int] = field(default_factory=dict)  # member id -> the rank that it has proved to have been
     bytes: int = 0  # of all requests, without the options, which are the same in all of them
+    kept_bytes: int = 0  # of all requests
     told: dict[str, str] = field(default_factory=dict)  # member id -> the progress sentence that it was sent last
     told_at_s: float | None = None
     tell_later: bool = False  # an effect TellLater has been returned and its time has not come
@@ -33,6 +34,7 @@ class Waiting:
     def add(self, request: pb.JoinRequest, claim: int | None) -> None:
         self.requests[request.member_id] = request
         self.bytes += bytes_of(request)
+        self.kept_bytes += request.ByteSize()
         self.expected = max(self.expected, request.size)
         if request.HasField("requested_rank"):
             self.by_rank[request.requested_rank] = request
@@ -44,6 +46,7 @@ class Waiting:
         """Removes the member. Returns the rank of the last world that it had claimed, or None."""
         request = self.requests.pop(member_id)
         self.bytes -= bytes_of(request)
+        self.kept_bytes -= request.ByteSize()
         self.told.pop(member_id, None)
         if request.HasField("requested_rank"):
             self.by_rank.pop(request.requested_rank, None)
