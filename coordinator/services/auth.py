@@ -96,7 +96,9 @@ class Access:
         if self._token is None or authorization is None:
             return None
         scheme, _, token = authorization.decode("latin-1").partition(" ")
-        return job_of(token, self._token) if scheme == _SCHEME.strip() and token != self._token else None
+        if scheme != _SCHEME.strip() or hmac.compare_digest(token.encode("latin-1"), self._token.encode()):
+            return None
+        return job_of(token, self._token)
 
 
 class _Doorkeeper(grpc.aio.ServerInterceptor):

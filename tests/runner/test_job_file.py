@@ -212,3 +212,27 @@ def test_the_checker_judges_like_jsonschema(key: str) -> None:
         except LineError:
             ours = False
         assert ours == validator.is_valid(json.loads(json.dumps(document.data))), (key, value)
+
+
+LINKS = "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} [{', '.join(['*' + chr(97 + n)] * 9)}]" for n in range(8))
+MERGES = "\n".join(f"{chr(98 + n)}: &{chr(98 + n)} {{<<: [{', '.join(['*' + chr(97 + n)] * 9)}]}}" for n in range(8))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a: &a [x]\n{LINKS}\n",
+        f"a: &a {{x: y}}\n{MERGES}\n",
+        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 100)}]\n",
+    ],
+    ids=["lists", "merges", "long text"],
+)
+def test_aliases_that_come_to_far_more_than_the_file_are_refused(text: str) -> None:
+    """Nine aliases of nine aliases of nine: each level of a few bytes takes nine times the memory of the last one."""
+    with pytest.raises(LineError, match=ends_with(ClusterCode.WRONG_JOB_FILE, "job.yaml", "alias")):
+        load(text, "job.yaml")
+
+
+def test_aliases_of_ordinary_files_are_values() -> None:
+    document = load("a: &a {x: [1, 2]}\nb: [*a, *a]\nc: {<<: *a, y: 3}\n", "job.yaml")
+    assert document.data == {"a": {"x": [1, 2]}, "b": [{"x": [1, 2]}] * 2, "c": {"x": [1, 2], "y": 3}}

@@ -239,7 +239,7 @@ def test_recognition_can_be_turned_off(start: Start) -> None:
         (
             openmpi(1, local_size=1),
             SettingCode.MISSING_SETTING,
-            "mpirun -x HOROVOD_COORDINATOR=HOST:29400 -x HOROVOD_TOKEN",
+            "(mpirun -x HOROVOD_COORDINATOR=HOST:29400 -x HOROVOD_TOKEN)",  # with no value, which all users would see
         ),
         (srun(0), SettingCode.MISSING_SETTING, "export HOROVOD_TOKEN=$(openssl rand -hex 32)"),
         (

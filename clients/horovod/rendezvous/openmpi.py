@@ -25,5 +25,6 @@ def find(environ: Mapping[str, str]) -> Task | None:
         size=size,
         one_host=number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE") == size,
         run=tuple(f"{name}={environ[name]}" for name in _RUN if name in environ),
-        variable_option="mpirun -x HOROVOD_COORDINATOR=HOST:29400 -x HOROVOD_TOKEN=...",
+        # Without the value of the token: every user of the host sees command lines.
+        variable_option="mpirun -x HOROVOD_COORDINATOR=HOST:29400 -x HOROVOD_TOKEN",
     )

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.task import Task, number
 
-_OPTION = "mpiexec -genv HOROVOD_COORDINATOR HOST:29400 -genv HOROVOD_TOKEN ..."
+# By their names alone: every user of the host sees the values on a command line.
+_OPTION = "export both, and mpiexec -genvlist HOROVOD_COORDINATOR,HOROVOD_TOKEN"
 
 
 def find(environ: Mapping[str, str]) -> Task | None:

@@ -13,6 +13,11 @@ import yaml
 
 from horovod.base.errors import ClusterCode, coded
 
+# How many characters a file may have if each alias is replaced by its value; each value counts as _VALUE more.
+# Without a limit a file of 218 bytes, each line of which names the one before several times, takes all memory.
+MAX_EXPANDED = 4 << 20
+_VALUE = 64
+
 
 class LineError(ValueError):
     """Something is wrong with a line. `problems` has one sentence for each, without a code."""
@@ -42,6 +47,12 @@ def load(text: str, name: str) -> Located:
             node = loader.get_single_node()
             if node is None:
                 raise LineError([f"{name} is empty."])
+            if _expanded(node, {}) > MAX_EXPANDED:
+                sentence = (
+                    f"{name} names values again so often (`*alias`) that it would come to more than "
+                    f"{MAX_EXPANDED >> 20} MiB. Write out what is needed."
+                )
+                raise LineError([sentence])
             return _Reader(loader, name).read(node)
         finally:
             loader.dispose()
@@ -53,6 +64,20 @@ def load(text: str, name: str) -> Located:
         if isinstance(error, LineError):
             raise
         raise LineError([f"{name} is not YAML: {' '.join(str(error).split())}."]) from error
+
+
+def _expanded(node: Any, known: dict[int, int]) -> int:
+    """known: sizes of values by the identity of their nodes, so that each is visited once."""
+    if id(node) not in known:
+        known[id(node)] = 0  # of a value that contains itself, which is told by its line later
+        if isinstance(node, yaml.ScalarNode):
+            parts = len(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            parts = sum(_expanded(one, known) for pair in node.value for one in pair)
+        else:
+            parts = sum(_expanded(one, known) for one in node.value)
+        known[id(node)] = _VALUE + parts
+    return known[id(node)]
 
 
 class _Reader:
