@@ -41,6 +41,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from multiprocessing.synchronize import Event
@@ -262,7 +263,7 @@ async def beside(kind: str, options: argparse.Namespace, token: str) -> str:
         try:
             assert coordinator.stdout is not None
             web, address = (coordinator.stdout.readline().split()[-1] for _ in range(2))
-            port, web_port = int(address.rpartition(":")[2]), int(web.rpartition(":")[2])
+            port, web_port = int(address.rpartition(":")[2]), urllib.parse.urlsplit(web).port or 0
             members = Members(address, options.members)
             await members.join()
             for _ in range(30):
