@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import grpc
 
 from horovod import __version__
@@ -93,6 +95,9 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
     def agent_s(job: str, rank: int) -> float:
         return cluster.agent_s(job, rank)
 
+    def work_done(job: str, slots: Mapping[int, int]) -> None:
+        cluster.work_done(job, slots)
+
     measured = MeasuredStore(store, observe)
     hub = Hub(
         measured,
@@ -101,6 +106,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         told_level=config.told_level,
         peers=peers,
         agent_s=agent_s,
+        work_done=work_done,
     )
     cluster = ClusterHub(
         measured,

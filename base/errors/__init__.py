@@ -9,7 +9,7 @@ from .launch import LaunchCode
 from .operations import OperationCode
 from .settings import SettingCode
 from .training import TrainingCode
-from .worlds import WorldCode
+from .worlds import STATE_LOST_EXIT, WorldCode
 
 FAMILIES: tuple[type[ErrorCode], ...] = (
     OperationCode,
@@ -25,6 +25,7 @@ FAMILIES: tuple[type[ErrorCode], ...] = (
 
 __all__ = [
     "FAMILIES",
+    "STATE_LOST_EXIT",
     "AccessCode",
     "ClusterCode",
     "DataCode",

@@ -2,6 +2,9 @@
 
 from .code import ErrorCode
 
+# The exit code of a process of an elastic job whose committed state is lost: no other process can do better.
+STATE_LOST_EXIT = 79
+
 
 class WorldCode(ErrorCode):
     """A process can't join a world, or a world can't form."""
@@ -49,6 +52,10 @@ class WorldCode(ErrorCode):
         "The world went on without this process, which was stopped or out of reach for too long. It may join the next.",
     )
     JOB_DONE = ("job-done", "An elastic job has done its work while this process waited for a place. Nothing is wrong.")
+    STATE_LOST = (
+        "state-lost",
+        "What an elastic job had committed is lost with its processes. Change HOROVOD_JOB, or --elastic-begin-anew.",
+    )
     EPOCH_OVER = ("epoch-over", "The world that a member names has ended. It may join the next world.")
     UNKNOWN_WORLD = (
         "unknown-world",

@@ -85,6 +85,13 @@ class TrainingSettings:
         unit="seconds",
         limits=(0, None),
     )
+    begin_anew: bool = row(
+        "HOROVOD_ELASTIC_BEGIN_ANEW",
+        False,
+        "an elastic job of which all processes that held the committed state are gone begins anew, for scripts that "
+        "read a checkpoint of their own; otherwise it ends with an error",
+        section="params",
+    )
     elastic_keep_slots: bool = row(
         "HOROVOD_ELASTIC_KEEP_SLOTS",
         False,

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import grpc
 
@@ -160,6 +160,11 @@ class ClusterHub:
     def agent_s(self, job_id: str, rank: int) -> float:
         """How long to wait for an agent's word how the process of this rank ended; 0: none will tell it here."""
         return self.cluster.agent_s(job_id, rank) if self.serves else 0.0
+
+    def work_done(self, job_id: str, slots: Mapping[int, int]) -> None:
+        """The world of a job, which this coordinator serves too, says so (effects.WorkDone)."""
+        if self.serves:
+            self._do(self.cluster.work_done(job_id, slots))
 
     async def _begin(self) -> None:
         """Goes on with the jobs that the store knows of."""

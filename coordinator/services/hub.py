@@ -35,6 +35,7 @@ from horovod.coordinator.core.world.effects import (
     Record,
     Send,
     TellLater,
+    WorkDone,
     WorldEnded,
 )
 from horovod.coordinator.core.world.formation import Formation
@@ -76,11 +77,14 @@ class Hub:
         lease_s: float = LEASE_S,
         id_capacity: int = MAX_IDS,
         agent_s: Callable[[str, int], float] = lambda job, rank: 0.0,
+        work_done: Callable[[str, Mapping[int, int]], None] = lambda job, slots: None,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
         lease_s: after which a coordinator that can't reach the store counts as dead. agent_s: as in `Membership`.
+        work_done: told as the effect WorkDone says.
         """
         self._told_level = told_level
+        self._work_done = work_done
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
@@ -253,6 +257,8 @@ class Hub:
                 )
             elif isinstance(effect, Gone):
                 self._rank_gone(effect)
+            elif isinstance(effect, WorkDone):
+                self._work_done(job, effect.slots)
             elif isinstance(effect, WorldEnded):
                 self._world_ended(effect)
         is_idle = job not in self._held and not self._membership.knows(job)

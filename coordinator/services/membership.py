@@ -104,7 +104,7 @@ class MembershipService(MembershipServicer):
             if message.HasField("received"):
                 relayed.arrived()
                 self._hub.received(member_id, message.received.epoch)
-            elif message.HasField("peer_lost") or message.HasField("unconnected"):
+            elif any(message.HasField(name) for name in ("peer_lost", "unconnected", "work")):
                 self._hub.reported(member_id, message)
             elif message.HasField("testimony"):
                 self._hub.testified(member_id, message.testimony)

@@ -9,6 +9,7 @@ such a record may precede it where the store takes no writes.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.world.effects import Effect, Record
 from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
-from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, WritesRefusedError
-from horovod.coordinator.store.jobs import next_epoch, publish_world, read_world, retract_world, write_gone
+from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, UncertainError, WritesRefusedError
+from horovod.coordinator.store.jobs import keep_work, next_epoch, publish_world, read_world, retract_world, write_gone
 from horovod.protos.v1 import membership_pb2
 
 from .serving import Serving
@@ -136,7 +137,12 @@ class StoredWorlds:
         """Serves the job no more, of which no process is left, unless one has come by now."""
 
         async def retract(guard: Guard) -> None:
-            await self.retract(job, guard)
+            if (kept := self._membership.kept(job)) is not None:
+                self._revisions.pop(job, None)
+                with contextlib.suppress(WritesRefusedError, UncertainError):  # then all of the world stays
+                    await keep_work(self._store, kept, guard)
+            else:
+                await self.retract(job, guard)
             await self._stories.settled(job)
 
         await self._serving.release(job, lambda: not self._membership.knows(job), retract)

@@ -149,17 +149,34 @@ async def retract_world(store: Store, job: str, revision: int, guard: Guard | No
         await store.delete(part.key, part.revision, guard=guard)
 
 
+async def keep_work(store: Store, record: membership_pb2.WorldRecord, guard: Guard) -> None:
+    """Replaces the world of an elastic job of which no process is left by what those must know that come later, for
+    KEPT_EPOCH_S.
+    """
+    job = record.world.job
+    lease = await store.grant(KEPT_EPOCH_S)
+    await store.put(world_key(job), record.SerializeToString(deterministic=True), lease, guard=guard)
+    await store.delete(gone_key(job), guard=guard)
+    for part in (await store.range(_parts(job)))[0]:
+        await store.delete(part.key, part.revision, guard=guard)
+
+
 async def write_gone(store: Store, job: str, record: membership_pb2.GoneRecord, guard: Guard) -> None:
     """Writes who of the world is gone. May be repeated: a later record holds all of an earlier one."""
     if record.ByteSize() > MAX_GONE_BYTES:
         brief = (one if index < TOLD_GONE else _brief(one) for index, one in enumerate(record.gone))
-        record = membership_pb2.GoneRecord(epoch=record.epoch, gone=brief)
+        record = membership_pb2.GoneRecord(epoch=record.epoch, gone=brief, work=record.work)
     await store.put(gone_key(job), record.SerializeToString(deterministic=True), guard=guard)
 
 
 def _brief(one: membership_pb2.MemberGone) -> membership_pb2.MemberGone:
     return membership_pb2.MemberGone(
-        epoch=one.epoch, rank=one.rank, orderly=one.orderly, returns=one.returns, done=one.done
+        epoch=one.epoch,
+        rank=one.rank,
+        orderly=one.orderly,
+        returns=one.returns,
+        done=one.done,
+        may_live=one.may_live,
     )
 
 

@@ -75,9 +75,12 @@ def request(
     sizes: tuple[int, int] | None = None,
     settle_s: float = 0.0,
     incarnation: int = 0,
+    state: tuple[int, int] = (0, 0),
+    begins_anew: bool = False,
+    patience_s: float = 0.0,
 ) -> membership_pb2.JoinRequest:
     """rejoin: the world that the process was in, and its rank there, which it proves. sizes: of an elastic job; for
-    `size` members its first world waits.
+    `size` members its first world waits. state: the commits that it holds, and the epoch that it is of.
     """
     proof = None
     if rejoin is not None:
@@ -103,6 +106,10 @@ def request(
         sizes=membership_pb2.Sizes(fewest=sizes[0], most=sizes[1]) if sizes else None,
         settle_seconds=settle_s,
         incarnation=incarnation,
+        commits=state[0],
+        state_epoch=state[1],
+        begins_anew=begins_anew,
+        patience_seconds=patience_s,
     )
 
 

@@ -92,6 +92,12 @@ TABLE = [
     Row("--max-np --max-num-proc", given="--max-num-proc 2", becomes="max_num_proc=2"),
     Row("--slots-per-host", given="--slots 4", becomes="slots_per_host=4"),  # the documented name is a prefix
     Row("--elastic-timeout", given="--elastic-timeout 7", becomes="HOROVOD_ELASTIC_TIMEOUT=7.0", default=600.0),
+    Row(
+        "--elastic-begin-anew",
+        given="--elastic-begin-anew",
+        becomes="HOROVOD_ELASTIC_BEGIN_ANEW=1",
+        default=False,
+    ),
     Row("--reset-limit", given="--reset-limit 3", becomes="reset_limit=3"),
     Row(
         "--blacklist-cooldown-range",

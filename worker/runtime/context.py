@@ -23,7 +23,7 @@ from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
 from horovod.base.telemetry import otel, tracing
 from horovod.worker.runtime import logs, parentage
 from horovod.worker.runtime.epoch import Epochs
-from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, print_as_a_sentence
+from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartError, StateLostError, print_as_a_sentence
 from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.host import check_loopback
 from horovod.worker.runtime.parentage import Facts
@@ -49,6 +49,8 @@ __all__ = [
 NOT_INITIALIZED = coded(TrainingCode.NOT_INITIALIZED, "Horovod has not been initialized; use hvd.init().")
 
 log = logging.getLogger(__name__)
+
+NOTED_SECONDS = 2.0  # a store that takes no writes is not waited for
 
 _context: Context | None = None
 _lock = threading.RLock()
@@ -104,8 +106,12 @@ def init(
             if _context.world.rank == 0:
                 _tell_unheeded(settings)
         except JobDoneError as done:
-            log.info("%s", done)
+            # Of a process that no launcher has started, nobody else would say why it has ended.
+            log.log(logging.INFO if settings.incarnation else logging.WARNING, "%s", done)
             raise
+        except StateLostError as lost:
+            log.error("%s", lost)
+            raise StateLostError(f"Horovod initialization failed. {lost}") from lost
         except ValueError as error:
             print_as_a_sentence()
             kind = MemberLostError if isinstance(error, MemberLostError) else StartError
@@ -147,6 +153,31 @@ def say_leaving(reason: str) -> None:
     context = _context
     if context is not None and context.session is not None:
         context.session.member.say_leaving(reason)
+
+
+def hold_state(commits: int) -> None:
+    """The state of this process was made equal on all ranks of an elastic world, and holds so many commits."""
+    context, last = _context, _epochs.holding
+    if context is None or last is None or not context.is_elastic:
+        return
+    has_commits = context.session is not None and context.session.member.has_commits
+    last.commits, last.state_epoch = max(commits, int(has_commits)), context.world.epoch
+
+
+def hold_commits(commits: int) -> None:
+    """The state of this process holds so many commits."""
+    if (last := _epochs.holding) is not None:
+        last.commits = commits
+
+
+def say_work(*, committed: bool = False, done: bool | None = None) -> str:
+    """Tells the coordinator of an elastic job what this process has done of its work. Returns once that is noted, but
+    within NOTED_SECONDS: why this process is not in its world any more, or "".
+    """
+    context = _context
+    if context is not None and context.session is not None and context.is_elastic:
+        return context.session.member.say_work(committed=committed, done=done, wait_seconds=NOTED_SECONDS)
+    return ""
 
 
 def shutdown(reason: str = "it called hvd.shutdown()", *, returns: bool = False, failed: bool = False) -> None:

@@ -200,6 +200,11 @@ class Epochs:
         return context
 
     @property
+    def holding(self) -> LastWorld | None:
+        """Where this process keeps what its next world is to know of it."""
+        return self._last
+
+    @property
     def last(self) -> PastWorld | None:
         """The last world that stood; None before the first one of a coordinator."""
         return self._last.world if self._last is not None else None

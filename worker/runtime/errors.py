@@ -7,6 +7,7 @@ import sys
 import types
 from typing import Final
 
+from horovod.base.errors import STATE_LOST_EXIT
 from horovod.base.settings import ROWS
 from horovod.base.words import for_people
 
@@ -35,6 +36,17 @@ class JobDoneError(SystemExit):
 
     def __str__(self) -> str:
         return self.sentence
+
+
+class StateLostError(StartError, SystemExit):
+    """What an elastic job had committed is lost, as no process is left that held it, and the job may not begin anew.
+
+    Where nobody catches it, the program ends with STATE_LOST_EXIT, so that its launcher does not try again.
+    """
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = STATE_LOST_EXIT
 
 
 class MemberLostError(StartError):

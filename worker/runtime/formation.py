@@ -197,6 +197,8 @@ def _join(
         pid, process = os.getpid(), own_identity()
         made = membership_pb2.JoinRequest(member_id=member_id, pid=pid, process=process, rejoin=proof)
         made.MergeFrom(request)
+        if settings.min_size is not None and last is not None and last.is_of(coordinator, settings.job):
+            made.commits, made.state_epoch = last.commits, last.state_epoch
         return made
 
     with tracing.span("horovod.join", job=settings.job) as joining:

@@ -69,6 +69,7 @@ class LocalMember:
         self.reason = ""  # why the stream is over
         self.redirect = ""  # where the coordinator sends it
         self.is_done = False  # the job has done its work without this process
+        self.is_state_lost = False  # what the job had committed is lost
         self.progress: tuple[str, str] | None = None  # what a coordinator waits for, and its address
         self.parked = False  # it waits beside a world that runs and will take it in
         self.was_parked = False
@@ -83,6 +84,8 @@ class LocalMember:
         self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
         self._unconnected: dict[int, membership_pb2.Unconnected] = {}  # by rank; told on every stream
         self._leaving: membership_pb2.Leaving | None = None  # told on every stream
+        self._work: membership_pb2.Work | None = None  # told on every stream
+        self._is_noted = True  # the coordinator has taken note of it
 
     # -- called by other threads ---------------------------------------------------------------------------------------
     def start(self, metadata: tuple[tuple[str, str], ...]) -> None:
@@ -164,6 +167,11 @@ class LocalMember:
         """Whether its world is one of an elastic job."""
         return self.world is not None and self.world.HasField("sizes")
 
+    @property
+    def has_commits(self) -> bool:
+        """Whether the state that its world has begun with holds commits."""
+        return self.world is not None and self.world.has_commits
+
     def say_leaving(self, reason: str) -> None:
         """Says that this member leaves for good at the next commit. Idempotent."""
         with self.changed:
@@ -172,6 +180,24 @@ class LocalMember:
             self._leaving = membership_pb2.Leaving(epoch=self.world.epoch, reason=reason)
             if self.attached:
                 self.stream.send(leaving=self._leaving)
+
+    def say_work(self, *, committed: bool = False, done: bool | None = None, wait_seconds: float = 0.0) -> str:
+        """Says what this member of an elastic world has done of the job's work, and waits until the coordinator's store
+        has it: for so long at most, and not while the coordinator is away. Returns why this process is no member of
+        that world any more; "" while it is.
+        """
+        with self.changed:
+            if self.world is None or not self.world.hears_of_work:
+                return self._removed
+            work = self._work or membership_pb2.Work(epoch=self.world.epoch)
+            work.committed = work.committed or committed
+            if done is not None:
+                work.done = done
+            self._work, self._is_noted = work, False
+            if self.attached:
+                self.stream.send(work=work)
+            self.changed.wait_for(lambda: self._is_noted or not self.attached or self.closing, wait_seconds)
+            return self._removed
 
     def report_stopped(self, rank: int) -> None:
         """A process of this host, that of this rank, has been stopped for the limit of an elastic job."""
@@ -313,6 +339,8 @@ class LocalMember:
             case "challenge" if self.world is not None:
                 proof = attach_proof(self.world.secret, self.attach_request(), event.challenge.nonce)
                 self.stream.send(proof=membership_pb2.Proof(proof=proof))
+            case "noted":
+                self._is_noted = self._work is None or event.noted.done == self._work.done
             case "probe":
                 self._testify(event.probe)
         return (), ""
@@ -326,6 +354,8 @@ class LocalMember:
             self.world = world
             self.attached = True
             self.stream.send(received=membership_pb2.WorldReceived(epoch=world.epoch))
+            if world.notice and self._request.member_id in [one.member_id for one in world.members[:1]]:
+                log.warning("%s", printable(world.notice))
         elif world.epoch != self.world.epoch:
             return coded(
                 WorldCode.DECLARED_LOST,
@@ -334,7 +364,8 @@ class LocalMember:
         return ""
 
     def _refuse(self, refused: membership_pb2.Refused) -> str:
-        self.is_done = code_of(refused.sentence) is WorldCode.JOB_DONE
+        code = code_of(refused.sentence)
+        self.is_done, self.is_state_lost = code is WorldCode.JOB_DONE, code is WorldCode.STATE_LOST
         sentence = refused.sentence or "no reason was given."
         sentence = coded(
             code_of(sentence) or WorldCode.COORDINATOR_REFUSED,
@@ -354,6 +385,8 @@ class LocalMember:
             self.stream.send(unconnected=one)
         if self._leaving is not None:
             self.stream.send(leaving=self._leaving)
+        if self._work is not None:
+            self.stream.send(work=self._work)
         if self.goodbye is not None:
             self._say_goodbye()
         return self._departures.hear(attached.gone, self._epoch)

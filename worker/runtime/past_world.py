@@ -40,6 +40,10 @@ class LastWorld:
     # Between two worlds: its stream is open, so that the coordinator sees when this process ends.
     session: Session | None = None
     returns: bool = False  # this process has left it to join the next one at once
+    # Of elastic training: how many commits the state of this process holds, and the epoch in which that was last made
+    # equal on all ranks.
+    commits: int = 0
+    state_epoch: int = 0
 
     def leave(self, session: Session, reason: str, *, returns: bool, failed: bool = False) -> None:
         """Says goodbye; one that returns keeps the stream for `let_go`."""

@@ -173,6 +173,8 @@ def request_to_join(
         sizes=_sizes(settings),
         settle_seconds=settings.settle_seconds if settings.min_size is not None else 0.0,
         started_seconds=own_age_seconds() if settings.min_size is not None else 0.0,
+        begins_anew=settings.begin_anew if settings.min_size is not None else False,
+        patience_seconds=settings.elastic_timeout_seconds if settings.min_size is not None else 0.0,
     )
 
 

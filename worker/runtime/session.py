@@ -19,7 +19,7 @@ from horovod.base.telemetry import tracing
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import resolve
 from horovod.worker.runtime.coordinators import Connection, Coordinators
-from horovod.worker.runtime.errors import JobDoneError, StartError
+from horovod.worker.runtime.errors import JobDoneError, StartError, StateLostError
 from horovod.worker.runtime.local_member import LEAVE_SECONDS, LocalMember
 from horovod.worker.runtime.membership_stream import MembershipStreams
 from horovod.worker.runtime.probe import probe
@@ -101,6 +101,8 @@ class Session:
                 reason = _together(refusals, reason) if final else reason
             if self.member.is_done:
                 raise JobDoneError(reason)
+            if self.member.is_state_lost:
+                raise StateLostError(reason)
             if final:
                 raise StartError(reason)
             reasons[self.address] = reason

@@ -37,7 +37,7 @@ from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from horovod.common.ops.objects import broadcast_keeping
 from horovod.common.state_parts import Parts, contents_of, find_parts, refill
-from horovod.worker.runtime.context import current, is_member, when_world_changes
+from horovod.worker.runtime.context import current, hold_commits, hold_state, is_member, say_work, when_world_changes
 from horovod.worker.runtime.world_changes import WorldChange
 
 __all__ = [
@@ -108,6 +108,7 @@ class State:
         """
         self.save()
         self._commits += 1
+        _work.committed(self._commits)
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
@@ -476,6 +477,51 @@ class NotificationManager:
             listener.on_hosts_updated(timestamp, update_res)
 
 
+class _Work:
+    """What this process tells its coordinator of the work in `hvd.elastic.run`, so that none that is committed is lost
+    or done again without a word (coordinator/core/world/work.py): once in each world that it has committed, and that
+    the function has returned.
+    """
+
+    def __init__(self) -> None:
+        self._runs = 0  # elastic functions that run; a function may call another one
+        self._earlier = 0  # commits of functions that have returned
+        self._commits = 0
+        self._told_epoch = 0  # the world in which it has said that it has committed
+        self._is_done = False  # it has said that its function has returned
+
+    def begins(self) -> None:
+        self._runs += 1
+        if self._is_done:
+            self._is_done = False
+            say_work(done=False)
+
+    def synced(self, state: State) -> None:
+        """The state is equal on all ranks of this world."""
+        self._commits = state._commits if isinstance(state, State) else 0  # a script may have its own class
+        hold_state(self._earlier + self._commits)
+
+    def committed(self, commits: int) -> None:
+        self._commits = commits
+        if not self._runs or not is_member():
+            return
+        hold_commits(self._earlier + commits)
+        if (epoch := current().world.epoch) != self._told_epoch:
+            self._told_epoch = epoch
+            say_work(committed=True)
+
+    def returned(self) -> None:
+        """Raises HorovodInternalError where the others have gone on without this process: the work is theirs."""
+        if removed := say_work(done=True):
+            raise HorovodInternalError(removed)
+        self._earlier += self._commits
+        self._is_done = True
+
+    def ends(self) -> None:
+        self._runs -= 1
+
+
+_work: Final = _Work()
 notification_manager: Final = NotificationManager()
 when_world_changes(notification_manager.world_changes)
 
@@ -556,10 +602,12 @@ def run_fn(
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:
         notification_manager.register_listener(state)
+        _work.begins()
         try:
             with departure.heeded():
                 return _rounds(state, lambda: func(state, *args, **kwargs), reset, with_our_errors)
         finally:
+            _work.ends()
             notification_manager.remove_listener(state)
 
     return wrapper
@@ -611,8 +659,11 @@ def _rounds(
                     state.on_reset()
                     notification_manager.tell_again(state)
                 state.sync()
+                _work.synced(state)
                 result = train()
-            return _settled(state, result)
+            result = _settled(state, result)
+            _work.returned()
+            return result
         except HorovodInternalError as error:
             if vain.are_too_many(error):
                 raise

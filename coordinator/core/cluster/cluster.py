@@ -16,7 +16,7 @@ an agent runs that no record knows is ended.
 Pure: time is an argument, effects are what the caller is to do, in their order (effects.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.words import printable
@@ -168,6 +168,17 @@ class Cluster:
         self.agents[name].register.slots = slots
         self.agents[name].may_have_shrunk = True
         return self._schedule(now_s, wall_s)
+
+    def work_done(self, job_id: str, slots: Mapping[int, int]) -> list[Effect]:
+        """The work of an elastic job is done, by the processes of these slots; without slots it goes on after all."""
+        job = self.jobs.get(job_id)
+        if job is None or job.record.state != jobs_pb2.JOB_STATE_RUNNING:
+            return []
+        job.record.ClearField("work_done")
+        if slots:
+            job.record.work_done.slots.extend(slots.keys())
+            job.record.work_done.incarnations.extend(slots.values())
+        return job.saved()
 
     def fitness(self, name: str, unfit: str, now_s: float, wall_s: float) -> list[Effect]:
         """The agent says whether its host can start jobs."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
+from horovod.base.errors import STATE_LOST_EXIT, ClusterCode, LaunchCode, code_of, coded
 from horovod.base.words import capitalized, plural, ranks_in_words, uncapitalized
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.elastic.target import Target
@@ -12,7 +12,7 @@ from horovod.protos.v1 import jobs_pb2
 
 from . import blacklist, code, lines, record_size
 from .effects import Changed, Effect, Save
-from .outcomes import RankExit, incarnation_of, latest, leaving_slots
+from .outcomes import RankExit, incarnation_of, is_unneeded, latest, leaving_slots
 from .placement import Resources
 from .sizes import MAX_PROCESSES, is_elastic, processes_of, sizes_of
 from .target_record import target_of, write_target
@@ -114,13 +114,14 @@ class ClusterJob:
         waited = {one.slot for one in record.retries if one.at}  # for another process, when others ended well
         but = leaving | waited
         latest_ends = [outcome for outcome in latest(record) if not outcome.drained and outcome.rank not in but]
+        latest_ends = [one for one in latest_ends if not lines.failed(one) or not is_unneeded(record, one)]
         ends = [RankExit.of(outcome, each) for outcome in latest_ends]
         record.ended_at = wall_s
         if record.stop_signal:
             record.state = jobs_pb2.JOB_STATE_STOPPED
             record.exit_code = 128 + record.stop_signal
             record.sentence = "It was stopped; no rank is left." if record.shares else "It was stopped while it waited."
-        elif failure := first_failure(ends):
+        elif failure := next((one for one in ends if one.code == STATE_LOST_EXIT), first_failure(ends)):
             record.state = jobs_pb2.JOB_STATE_FAILED
             record.exit_code = exit_code(failure.code)
             sentence = record.sentence or explain(ends, _hosts_of_all(self.hosts(), each), noun) or ""
@@ -128,13 +129,20 @@ class ClusterJob:
             if which := lines.in_words(record):
                 sentence = f"{capitalized(which)} failed: {uncapitalized(sentence)}"
             record.sentence = coded(error, sentence)
-        elif len(ends) * each < (1 if is_elastic(record.spec) else record.spec.processes):
+        elif len(ends) * each < _fewest_ends(record):
             record.state = jobs_pb2.JOB_STATE_FAILED  # `sentence` says why it could not be started
             record.exit_code = 1
         else:
             record.state = jobs_pb2.JOB_STATE_SUCCEEDED
             record.sentence = ""
         return self.saved()
+
+
+def _fewest_ends(record: jobs_pb2.JobRecord) -> int:
+    """How many of the processes must have ended well for the job to have succeeded."""
+    if not is_elastic(record.spec):
+        return record.spec.processes
+    return 0 if record.HasField("work_done") else 1
 
 
 def hosts_of(record: jobs_pb2.JobRecord) -> dict[int, str]:

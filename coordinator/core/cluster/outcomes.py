@@ -53,6 +53,15 @@ def latest(record: jobs_pb2.JobRecord) -> Sequence[jobs_pb2.RankOutcome]:
     return [one for one in record.outcomes if current.get(one.rank) == incarnation_of(one)]
 
 
+def is_unneeded(record: jobs_pb2.JobRecord, outcome: jobs_pb2.RankOutcome) -> bool:
+    """Whether it does not matter how this process has ended: the work was done, without it or before it was lost with
+    its host.
+    """
+    done = record.work_done
+    finished = (outcome.rank, incarnation_of(outcome)) in zip(done.slots, done.incarnations, strict=False)
+    return record.HasField("work_done") and (not finished or bool(outcome.lost))
+
+
 def known(record: jobs_pb2.JobRecord) -> set[tuple[int, int]]:
     """The processes that have ended: slot and incarnation of each."""
     return {(one.rank, incarnation_of(one)) for one in record.outcomes}

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence, Set
 
+from horovod.base.errors import STATE_LOST_EXIT
 from horovod.coordinator.core.cluster.lines import failed
 from horovod.coordinator.core.elastic.decision import Exit
 from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
 from horovod.coordinator.core.ending import follows, how
 from horovod.protos.v1 import jobs_pb2
 
-from .outcomes import RankExit, forget_replaced, incarnations, latest, leaving_slots
+from .outcomes import RankExit, forget_replaced, incarnations, is_unneeded, latest, leaving_slots
 from .sizes import sizes_of
 
 _ENDS = (
@@ -132,6 +133,9 @@ def exits_of(record: jobs_pb2.JobRecord, without: Set[str] = frozenset()) -> lis
             follows=follows(end, exits),
             early=one.early,
             by_itself=(one.code or 0) > 0,
+            work_done=record.HasField("work_done"),
+            unneeded=is_unneeded(record, one),
+            state_lost=one.code == STATE_LOST_EXIT,
         )
         for one, end in zip(record.outcomes, exits, strict=True)
         if not one.drained or one.rank in over

@@ -1,7 +1,9 @@
 """What becomes of a job's target when processes end, hosts are lost and room appears. The only place that decides it.
 
     a process ends well                 no process is started any more
+    the same, after the work was done   the same; its failure is that of the job, unless it had left before
     one fails, and failures end jobs    no process is to run
+    one finds all committed work lost   no process is to run
     one fails, and is replaced          its slot gets another process: on its host, else where there is room, else later
     the same, soon after its start      after 1 s, 2 s, 4 s and so on; the others go on meanwhile
     each fails before any has joined    no process is to run: it would fail again
@@ -19,7 +21,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from horovod.base.errors import ClusterCode, LaunchCode, coded
+from horovod.base.errors import ClusterCode, LaunchCode, WorldCode, coded
 from horovod.base.words import capitalized, joined, plural, ranks_in_words
 
 from .target import OnFailure, Phase, Slot, Target
@@ -50,6 +52,9 @@ class Exit:
     follows: bool = False  # it gave up because a process on another host had failed just before
     early: bool = False  # soon after it was started
     by_itself: bool = False  # with an exit code, and not by a signal
+    work_done: bool = False  # the work of the job was done when it ended
+    unneeded: bool = False  # the work was done without it, so its failure is none
+    state_lost: bool = False  # it found that all that the job had committed is lost
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,16 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
         target, more = decide(now_s, target, observed)
         return target, f"{sentence} {more}".strip()
     drained = [one for one in ends.values() if one.drained]
-    failed = [one for one in ends.values() if one.failed and not one.drained]
-    # The others failed earlier, and their slots wait for another process.
-    news = [one for one in failed if target.by_number[one.slot].retry_at_s is None]
+    failed = [one for one in ends.values() if one.failed and not one.drained and not one.unneeded]
     if failed and target.rules.on_failure is OnFailure.END:
         return _failed(target, f"{_in_words(failed[0], target)}, so the job ends.")
-    done = [one for one in ends.values() if not one.failed]
+    if (lost := next((one for one in failed if one.state_lost), None)) is not None:
+        why = f"{_in_words(lost, target)}: all that the job had committed is lost, so it ends."
+        return _ended(target, coded(WorldCode.STATE_LOST, why))
+    done = [one for one in ends.values() if not one.failed or one.unneeded or one.work_done]
+    failed = [one for one in failed if not one.work_done]  # what they are worth, the end of the job says
+    # The others failed earlier, and their slots wait for another process.
+    news = [one for one in failed if target.by_number[one.slot].retry_at_s is None]
     if news and (target.phase is Phase.FINISHES or done):
         return _failed(target, f"{_in_words(news[0], target)}, and others have ended well, so the job ends.")
     if target.phase is Phase.FINISHES or done:
@@ -166,7 +175,9 @@ def _finishing(target: Target, ends: Mapping[int, Exit], done: Sequence[Exit]) -
     left = tuple(slot for slot in target.slots if slot.number not in ends)
     sentence = ""
     if done and target.phase is Phase.RUNS:
-        sentence = f"{_in_words(replace(done[0], how='ended well'), target)}, so no process is started any more."
+        how = done[0].how if done[0].failed else "ended well"
+        after = " after the work was done" if done[0].failed else ""
+        sentence = f"{_in_words(replace(done[0], how=how), target)}{after}, so no process is started any more."
     return replace(target, slots=left, phase=Phase.FINISHES, generation=target.generation + 1), sentence
 
 

@@ -113,6 +113,12 @@ def _refusal_of_sizes(request: pb.JoinRequest, who: str) -> str:
                 f"The settle time of an elastic job must be 0 to {MAX_SETTLE_S} seconds, but {who} asks for "
                 f"{request.settle_seconds:g}; see HOROVOD_ELASTIC_SETTLE_SECONDS.",
             )
+        if not request.patience_seconds >= 0:
+            return coded(
+                WorldCode.INVALID_REQUEST,
+                f"A process waits 0 seconds or longer for one that holds the state, but {who} says "
+                f"{request.patience_seconds:g}; see HOROVOD_ELASTIC_TIMEOUT.",
+            )
         return ""
     if not 1 <= size <= MAX_SIZE:
         return coded(

@@ -71,6 +71,14 @@ class Gone:
 
 
 @dataclass(frozen=True)
+class WorkDone:
+    """The work of an elastic job is done; or, where there are no `slots`, is to go on after all."""
+
+    job: str
+    slots: Mapping[int, int]  # of its scheduler: those of the members -> which process of each
+
+
+@dataclass(frozen=True)
 class WorldEnded:
     """The last member of a world is gone."""
 
@@ -78,4 +86,4 @@ class WorldEnded:
     epoch: int
 
 
-Effect = Send | Close | Form | TellLater | LookLater | Record | Formed | Gone | WorldEnded
+Effect = Send | Close | Form | TellLater | LookLater | Record | Formed | Gone | WorkDone | WorldEnded

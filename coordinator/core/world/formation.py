@@ -4,7 +4,7 @@ The message goes to every member, so it is kept small: each host and each of its
 refer to them by number in two packed arrays (an Endpoint of types.proto for each would take ten times as much).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from horovod.coordinator.core.ranks import Place
 from horovod.protos.v1 import membership_pb2 as pb
@@ -18,6 +18,8 @@ class Formation:
     requests: dict[str, pb.JoinRequest]
     places: tuple[Place, ...]
     newcomers: frozenset[str] = frozenset()  # ids of those who were not in the last world, as others were
+    work: pb.JobWork = field(default_factory=pb.JobWork)  # what the job has done until now
+    anew: str = ""  # what the user is told, where the training begins anew though the job has committed
 
     def world(self, epoch: int, secret: bytes) -> pb.World:
         hosts = _Hosts()
@@ -43,6 +45,9 @@ class Formation:
             cross_ranks=[place.cross_rank for place in self.places],
             sizes=self._first.sizes if self._first.HasField("sizes") else None,
             newcomers=[rank for rank, place in enumerate(self.places) if place.member_id in self.newcomers],
+            hears_of_work=self._first.HasField("sizes"),
+            has_commits=bool(self.work.committed_epoch),
+            notice=self.anew,
         )
 
     @property
@@ -59,6 +64,7 @@ class Formation:
             processes=[request.process for request in requests],
             incarnations=incarnations if any(incarnations) else [],
             slots=slots if self._first.HasField("sizes") and any(slots) else [],
+            work=self.work if self._first.HasField("sizes") else None,
         )
 
 

@@ -27,7 +27,7 @@ from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import asked_for_twice, conflict_with_world, describe
-from .effects import Close, Effect, Formed, Record, Send, WorldEnded
+from .effects import Close, Effect, Formed, Record, Send, WorkDone, WorldEnded
 from .formation import Formation, requests_of
 from .leavers import Leavers
 from .life import NEVER_HEARD_OF_ITS_WORLD
@@ -37,6 +37,7 @@ from .rendezvous import LastWorld, Rendezvous
 from .sight import Sight
 from .sizes import sizes_of, sizes_of_world
 from .unconnected import Unconnected, to_go, told
+from .work import JobWork, Lost, Verdict
 
 
 class JobMembership:
@@ -57,7 +58,11 @@ class JobMembership:
     ) -> JobMembership:
         """As another coordinator left it. No member is present where all of the world are gone."""
         job = cls(record.world.job, None, agent_s)
-        job._run(Liveness.restored(record, gone, agent_s, now_s))
+        facts = [record.work, gone.work] if gone.HasField("work") else [record.work]
+        job._run(Liveness.restored(record, gone, agent_s, now_s), JobWork.restored(*facts))
+        for one in gone.gone:
+            if one.may_live and (lost := job.liveness.of_rank(one.rank)) is not None:
+                job._work.lost(lost, one.sentence, may_live=True)
         requests = requests_of(record)
         for one in gone.gone:
             if one.returns and one.rank < len(requests):
@@ -66,13 +71,18 @@ class JobMembership:
                 job.rendezvous.last.is_done = True
         return job
 
-    def _run(self, liveness: Liveness) -> None:
+    @property
+    def _work(self) -> JobWork:
+        return self.rendezvous.work
+
+    def _run(self, liveness: Liveness, work: JobWork) -> None:
         world = liveness.world
         self.liveness = liveness
         self._leavers = Leavers()
         self._unconnected = Unconnected()
-        slots = liveness.incarnations() if self._is_elastic else {}
-        self.rendezvous = Rendezvous(self.name, LastWorld(world.epoch, world.secret, slots=slots), liveness.by_rank)
+        slots = liveness.incarnations() if sizes_of_world(world).is_elastic else {}
+        last = LastWorld(world.epoch, world.secret, slots=slots, work=work, is_elastic=sizes_of_world(world).is_elastic)
+        self.rendezvous = Rendezvous(self.name, last, liveness.by_rank)
 
     @property
     def is_over(self) -> bool:
@@ -92,7 +102,8 @@ class JobMembership:
         effects: list[Effect] = []
         for earlier in self._same_slot(request):
             if earlier.incarnation < request.incarnation:
-                effects += self.remove(earlier.member_id, "another process was started in its place", now_s)
+                why = "another process was started in its place"
+                effects += self.remove(earlier.member_id, why, now_s, has_ended=True)
         if (unaware := self.liveness.unaware(request)) is not None:
             effects += self.remove(unaware.member_id, NEVER_HEARD_OF_ITS_WORLD, now_s, never_stood=True)
         return effects
@@ -117,7 +128,7 @@ class JobMembership:
             # form between the two.
             self.rendezvous.withdraw(earlier, self.liveness.by_rank)
             effects.append(Close(earlier))
-        if refusal := self._refusal(request, claim, is_in_use):
+        if refusal := self._refusal(request, claim, is_in_use, now_s):
             told = self.rendezvous.refuse(request, refusal, now_s)
             return refusal, [*effects, *told, *(self.rendezvous.advance(now_s) if effects else [])]
         return "", effects + self.rendezvous.admit(request, claim, now_s)
@@ -132,7 +143,10 @@ class JobMembership:
         other = waiting.by_rank.get(request.requested_rank) if request.HasField("requested_rank") else None
         return other.member_id if other is not None and is_same_process(other, request) else None
 
-    def _refusal(self, request: pb.JoinRequest, claim: int | None, is_in_use: bool) -> str:
+    def _verdict_with(self, request: pb.JoinRequest, now_s: float) -> Verdict:
+        return self.rendezvous.verdict([*self.rendezvous.waiting.requests.values(), request], now_s)
+
+    def _refusal(self, request: pb.JoinRequest, claim: int | None, is_in_use: bool, now_s: float) -> str:
         """Why `request` can't be part of the job's next world."""
         if is_in_use or (claim is None and self.rendezvous.has_come_before(request)):
             return coded(
@@ -146,10 +160,12 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
-        is_late = claim is None and (request.incarnation > 0 or request.HasField("rejoin"))
+        is_late = claim is None and (request.incarnation > 0 or request.HasField("rejoin") or self._work.done)
         if is_late and sizes_of(request).is_elastic and self._work_is_done and not self._follows_a_failure(request):
             # Its launcher started it before it had heard of that, or the others have gone on without it.
             return self._done_in_words()
+        if not self.liveness.runs and isinstance(verdict := self._verdict_with(request, now_s), Lost):
+            return verdict.sentence
         if claim is None and (self.liveness.runs or self.rendezvous.returning) and self._is_elastic:
             if conflict := conflict_with_world(self.liveness.world, request):
                 return conflict
@@ -170,6 +186,9 @@ class JobMembership:
 
     @property
     def _is_elastic(self) -> bool:
+        last = self.rendezvous.last
+        if not self.liveness.world.epoch and last is not None:  # another coordinator, or an earlier life, had its world
+            return last.is_elastic
         return sizes_of_world(self.liveness.world).is_elastic
 
     def _already_runs(self) -> str:
@@ -218,7 +237,9 @@ class JobMembership:
             # Only members that have joined again are left: their goodbyes are late and change nothing.
             effects += [Close(member_id) for member_id in self.liveness.present]
             effects.append(WorldEnded(self.name, self.liveness.world.epoch))
-        self._run(Liveness(formation.world(epoch, secret), formation.requests, self._agent_s))
+        if formation.anew:
+            self._work.begins_anew(epoch)
+        self._run(Liveness(formation.world(epoch, secret), formation.requests, self._agent_s), self._work)
         effects.append(Formed(self.liveness.world, claims))
         event = pb.MembershipEvent(world=self.liveness.world)
         effects += [Send(member_id, event) for member_id in self.liveness.present]
@@ -268,14 +289,16 @@ class JobMembership:
 
     def process_ended(self, member_id: str, cause: str, now_s: float) -> list[Effect]:
         if member_id in self.rendezvous.waiting or member_id in self.rendezvous.returning:
-            return self.remove(member_id, cause, now_s)
+            return self.remove(member_id, cause, now_s, has_ended=True)
         return self._follow(self.liveness.process_ended(member_id, cause, now_s), now_s)
 
     def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        may_not_come = self._work.ended(ended)
         for one in self.rendezvous.returning_as(ended):
-            effects += self.remove(one.member_id, ended.cause, now_s)
-        return effects + self._follow(self.liveness.rank_ended(ended, now_s), now_s)
+            effects += self.remove(one.member_id, ended.cause, now_s, has_ended=True)
+        effects += self._follow(self.liveness.rank_ended(ended, now_s), now_s)
+        return [*effects, *(self.rendezvous.advance(now_s) if may_not_come else [])]
 
     def _expect_soon(self, rank: int, now_s: float) -> None:
         """A peer's connections to a member of an elastic job broke, which has said that it joins again. It may be that
@@ -373,7 +396,27 @@ class JobMembership:
     def _tell_of_leavers(self, now_s: float) -> list[Effect]:
         waiting = self.rendezvous.waiting
         count = len(waiting) - len(waiting.claims)
-        return self._leavers.tell(self.liveness.world, self.liveness.present, count, now_s)
+        has_commits = bool(self._work.committed_epoch)
+        return self._leavers.tell(self.liveness.world, self.liveness.present, count, now_s, has_commits)
+
+    def did(self, member_id: str, work: pb.Work) -> list[Effect]:
+        """The member says what it has done of the job's work, and hears when the store has it."""
+        is_member = member_id in self.liveness.present or member_id in self.rendezvous.returning
+        if not is_member or work.epoch != self.liveness.world.epoch or not self._is_elastic:
+            return []
+        noted = Send(member_id, pb.MembershipEvent(noted=pb.Noted(epoch=work.epoch, done=work.done)))
+        was_done = self._work.done
+        effects: list[Effect] = [Record(self.name)] if self._work.told(work) else []
+        if self._work.done != was_done:
+            effects.append(WorkDone(self.name, self._slots_at_the_end() if self._work.done else {}))
+        return [*effects, noted]
+
+    def _slots_at_the_end(self) -> dict[int, int]:
+        """Those that members of the world have in which the work was done, without such as were lost or had failed."""
+        here = [*self.liveness.present.values(), *self.rendezvous.on_their_way()]
+        done = {rank for rank, gone in self.liveness.gone.items() if gone.done}
+        here += [one for rank in sorted(done) if (one := self.liveness.of_rank(rank)) is not None]
+        return {one.started_as: one.request.incarnation for one in here if one.request.incarnation}
 
     def leave(self, member_id: str, cause: str, now_s: float, *, returns: bool, failed: bool) -> list[Effect]:
         """An orderly goodbye. `cause` as in `remove`. returns, failed: as in `Membership.leave`."""
@@ -398,25 +441,46 @@ class JobMembership:
         orderly: bool = False,
         never_stood: bool = False,
         done: bool = False,
+        has_ended: bool = False,
     ) -> list[Effect]:
-        """This process is no member any more. `cause` completes "rank 1 was lost: ..." and has no full stop."""
+        """This process is no member any more. `cause` completes "rank 1 was lost: ..." and has no full stop. has_ended:
+        the process is known to have ended.
+        """
         effects: list[Effect] = []
-        if member_id in self.rendezvous.waiting:
+        if (request := self.rendezvous.waiting.requests.get(member_id)) is not None:
+            claim = self.rendezvous.waiting.claim_of.get(member_id, 0)
             self.rendezvous.withdraw(member_id, self.liveness.by_rank)
+            if self._work.holds(request):
+                self._miss(Present(claim, request), cause, may_live=not has_ended)
         elif member_id in self.rendezvous.returning:
+            returning = self.rendezvous.returning[member_id].one
             self.rendezvous.gives_up(member_id)
+            self._miss(returning, cause, may_live=not has_ended)
         elif (one := self.liveness.present.get(member_id)) is not None:
-            told = self.liveness.remove(one, cause, orderly=orderly, never_stood=never_stood, done=done)
+            may_live = not (orderly or has_ended or never_stood or one.life.has_ended)
+            may_live = self._miss(one, cause, may_live)
+            told = self.liveness.remove(
+                one, cause, orderly=orderly, never_stood=never_stood, done=done, may_live=may_live
+            )
             self.rendezvous.released(one.rank)
             effects = told if self.is_over else [Record(self.name), *told]
         return [*effects, Close(member_id), *(self._dismissed() or self.rendezvous.advance(now_s))]
 
+    def _miss(self, one: Present, cause: str, may_live: bool) -> bool:
+        """This member is gone. Whether it may come back, with its state."""
+        if not self._is_elastic:
+            return False
+        return self._work.lost(one, f"{capitalized(str(one))}: {cause}", may_live)
+
     def _follows_a_failure(self, request: pb.JoinRequest) -> bool:
         """Whether its launcher has started it in the place of a member of the last world. That member may have left it
-        in order, as one does that ends with sys.exit(1), but its launcher has seen it fail: the work is not done.
+        in order, as one does that ends with sys.exit(1), but its launcher has seen it fail: the work is not done,
+        unless a member has said that it is.
         """
         last = self.rendezvous.last
-        if last is None or last.slots.get(request.requested_rank, request.incarnation) >= request.incarnation:
+        if last is None or self._work.done:
+            return False
+        if last.slots.get(request.requested_rank, request.incarnation) >= request.incarnation:
             return False
         last.is_done = False
         return True
@@ -426,10 +490,13 @@ class JobMembership:
         """No member of the last world is left to go on with it, and one of them has done its work."""
         here = self.rendezvous
         goes_on = self.liveness.runs or here.returning or here.waiting.claims
-        return here.last is not None and here.last.is_done and not goes_on
+        is_done = here.last is not None and here.last.is_done
+        return (is_done or self._work.done) and not goes_on
 
     def _done_in_words(self) -> str:
         sentence = f"The members of job {self.name!r} have done its work, so no further process is needed."
+        if self._work.done:
+            sentence += " To train once more, give the job another name (HOROVOD_JOB)."
         return coded(WorldCode.JOB_DONE, sentence)
 
     def _dismissed(self) -> list[Effect]:
@@ -445,6 +512,13 @@ class JobMembership:
         return effects
 
     # -- questions ---------------------------------------------------------------------------------------------------
+
+    def gone(self) -> pb.GoneRecord | None:
+        """As `Membership.gone`."""
+        record = self.liveness.record()
+        if record is not None and self._is_elastic:
+            record.work.CopyFrom(self._work.record())
+        return record
 
     def members(self) -> list[str]:
         """Those that wait, those in the running world, and those on the way from one world to the next."""

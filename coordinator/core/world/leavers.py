@@ -37,10 +37,12 @@ class Leavers:
             self._reasons[one.rank] = reason
             self._is_news = True
 
-    def tell(self, world: pb.World, present: Mapping[str, Present], waiting: int, now_s: float) -> list[Effect]:
+    def tell(
+        self, world: pb.World, present: Mapping[str, Present], waiting: int, now_s: float, has_commits: bool = False
+    ) -> list[Effect]:
         """Tells the members that are present what they have not been told: now, or later if that was just before.
 
-        waiting: processes that wait for a place beside the world.
+        waiting: processes that wait for a place beside the world. has_commits: the job has committed something.
         """
         if not self._is_news:
             return []
@@ -50,12 +52,12 @@ class Leavers:
                 is_asked, self._due_at_s = self._due_at_s == due_at_s, due_at_s
                 return [] if is_asked else [LookLater(world.job, due_at_s - now_s)]
         self._is_news, self._told_at_s = False, now_s
-        sentence = self._in_words(world, present, waiting)
+        sentence = self._in_words(world, present, waiting, has_commits)
         leavers = pb.Leavers(epoch=world.epoch, ranks=sorted(self._reasons), sentence=sentence)
         self.told = pb.MembershipEvent(leavers=leavers)
         return [Send(member_id, self.told) for member_id in present]
 
-    def _in_words(self, world: pb.World, present: Mapping[str, Present], waiting: int) -> str:
+    def _in_words(self, world: pb.World, present: Mapping[str, Present], waiting: int, has_commits: bool) -> str:
         going = [one for one in present.values() if one.rank in self._reasons]
         verb = "leaves" if len(going) == 1 else "leave"
         reason = next(iter(self._reasons.values())) or "it said so"
@@ -64,7 +66,8 @@ class Leavers:
         stay, sizes = len(present) - len(going), sizes_of_world(world)
         if stay == 0:
             begin = f" {plural(waiting, 'process')} that {'waits' if waiting == 1 else 'wait'} can begin it anew."
-            return f"{sentence} No member stays, so the job ends for all of them.{begin if waiting else ''}"
+            lost = " What they have committed is lost." if has_commits else begin if waiting else ""
+            return f"{sentence} No member stays, so the job ends for all of them.{lost}"
         if stay + waiting < sizes.fewest:
             return f"{sentence} Of at least {plural(sizes.fewest, 'member')} {stay} will be left, and wait for others."
         return f"{sentence} The job goes on with {plural(min(stay + waiting, sizes.most), 'member')}."

@@ -137,6 +137,11 @@ class Life:
         self.vouched_at_s = now_s
 
     @property
+    def has_ended(self) -> bool:
+        """Whether somebody has seen the process end."""
+        return self.ended_at_s is not None
+
+    @property
     def evidence(self) -> str:
         """The kind of the evidence: the label of a metric (docs/observability.md)."""
         if self.ended:

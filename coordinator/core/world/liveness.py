@@ -197,6 +197,10 @@ class Liveness:
         """The member whose launcher gave it this rank, also one that is gone."""
         return self._by_slot.get(rank)
 
+    def of_rank(self, rank: int) -> Present | None:
+        """The member that has this rank, also one that is gone."""
+        return next((one for one in self._by_slot.values() if one.rank == rank), None)
+
     def incarnations(self) -> dict[int, int]:
         """Of all members that a scheduler has started, also of those that are gone, by the rank that it gave them."""
         return {slot: one.request.incarnation for slot, one in self._by_slot.items() if one.request.incarnation}
@@ -322,9 +326,10 @@ class Liveness:
         never_stood: bool = False,
         returns: bool = False,
         done: bool = False,
+        may_live: bool = False,
     ) -> list[Effect]:
         """The member is gone for good, and the others are told. returns: its process joins again. done: it has done its
-        work.
+        work. may_live: it may come back as another member.
         """
         epoch, rank = self.world.epoch, one.rank
         why = without_code(cause).rstrip(".")
@@ -338,6 +343,7 @@ class Liveness:
             never_stood=never_stood,
             returns=returns,
             done=done,
+            may_live=may_live,
         )
         self.gone[rank] = gone
         event = pb.MembershipEvent(gone=gone)

@@ -74,11 +74,10 @@ class Membership:
         effects = self._settled(job, job.make_way(request, now_s))
         job = self._job(request.job)
         refusal, others = job.join(request, request.member_id in self._job_of, now_s)
-        effects += self._settled(job, others)
         if not refusal:
             self._jobs[job.name] = job
             self._job_of[request.member_id] = job
-        return refusal, effects
+        return refusal, [*effects, *self._settled(job, others)]
 
     def tell_progress(self, job_name: str, now_s: float) -> list[Effect]:
         """Tells the waiting members how far the job is: the time that TellLater asked for has come."""
@@ -165,7 +164,17 @@ class Membership:
     def gone(self, job_name: str) -> pb.GoneRecord | None:
         """Who of the job's latest world has left or was lost; None when it had none."""
         job = self._jobs.get(job_name)
-        return job.liveness.record() if job else None
+        return job.gone() if job else None
+
+    def kept(self, job_name: str) -> pb.WorldRecord | None:
+        """What is to be kept of an elastic job of which no process is left, for those that come later: what it has done
+        of its work, and of its last world as much as one needs that has been in it. None: nothing.
+        """
+        last = self._last.get(job_name)
+        if last is None or not last.work.is_worth_keeping or job_name in self._jobs:
+            return None
+        world = pb.World(job=job_name, epoch=last.epoch, secret=last.secret, sizes=pb.Sizes())
+        return pb.WorldRecord(world=world, work=last.work.record())
 
     # -- coming back -------------------------------------------------------------------------------------------------
 
@@ -215,6 +224,8 @@ class Membership:
                 return self._about(member_id, lambda job: job.unconnected(member_id, message.unconnected, now_s))
             case "leaving":
                 return self.leaving(member_id, message.leaving, now_s)
+            case "work":
+                return self._about(member_id, lambda job: job.did(member_id, message.work))
         return []
 
     def testified(self, witness_id: str, testimony: pb.Testimony, now_s: float) -> list[Effect]:

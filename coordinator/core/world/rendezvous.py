@@ -29,7 +29,7 @@ members waits until another one is lost. So a spare process is one that waits.
 Whether members live is not known here (liveness.py). The job tells of both (job_membership.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import without_code
@@ -45,6 +45,7 @@ from .formation import Formation
 from .present import Present
 from .sizes import Sizes, sizes_of
 from .waiting import Waiting
+from .work import Anew, JobWork, Lost, Verdict, Waits
 
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
 RETURN_S = 20.0
@@ -61,6 +62,8 @@ class LastWorld:
     used: set[str] = field(default_factory=set)  # member ids that came with a proof; no member id may come twice
     is_done: bool = False  # a member has left it for good, without an error: its work is done
     slots: Mapping[int, int] = field(default_factory=dict)  # of an elastic job's scheduler -> the member's incarnation
+    work: JobWork = field(default_factory=JobWork)  # one for all worlds of the job
+    is_elastic: bool = False
 
 
 @dataclass
@@ -78,6 +81,7 @@ class Rendezvous:
     def __init__(self, job: str, last: LastWorld | None, running: Mapping[int, Present]) -> None:
         """last: the job's last world, which may still run. running: its members that are there, by rank."""
         self.last = last
+        self.work = last.work if last is not None else JobWork()
         self.waiting = Waiting()
         self.forming: Formation | None = None
         self.awaited = dict(running)
@@ -88,6 +92,7 @@ class Rendezvous:
         self._settled_at_s: float | None = None
         self._late_at_s: float | None = None
         self._announced = False  # the members of the running world have been told that newcomers wait
+        self._held_up = ""  # what those that wait wait for, where that is a process that holds the state
 
     # -- who ---------------------------------------------------------------------------------------------------------
 
@@ -114,6 +119,7 @@ class Rendezvous:
     def admit(self, request: pb.JoinRequest, claim: int | None, now_s: float) -> list[Effect]:
         """The process waits for the next world. claim: the rank of the last world that it has proved to have been."""
         self.waiting.add(request, claim)
+        self.work.joins(request)
         effects: list[Effect] = []
         old = self.awaited.pop(claim, None) if claim is not None else None
         if old is not None and self.returning.pop(old.member_id, None) is not None:
@@ -167,6 +173,7 @@ class Rendezvous:
 
     def restart_limits(self, now_s: float) -> None:
         """As `Membership.restart_limits`."""
+        self.work.restart_limits(now_s)
         for returning in self.returning.values():
             returning.until_s = now_s + returning.limit_s
 
@@ -189,18 +196,48 @@ class Rendezvous:
     def advance(self, now_s: float) -> list[Effect]:
         """Forms the next world if it can, else tells the waiting members what is missing."""
         first = self.waiting.first
-        if self.forming is None and first is not None and not self.awaited and self._are_enough(first, now_s):
+        if self.forming is not None or first is None or self.awaited:
+            return self._tell_progress(now_s)
+        verdict = self.verdict(self.waiting.requests.values(), now_s)
+        self._held_up = verdict.sentence if isinstance(verdict, Waits) else ""
+        if isinstance(verdict, Lost):
+            return self._refuse_all(verdict.sentence)
+        if not self._held_up and self._are_enough(first, now_s):
             members = self._members(first)
             places = assign(_seats(members, sizes_of(first).is_elastic))
             if isinstance(places, tuple):
                 requests = {one.member_id: one for one in members}
-                old = self.waiting.claim_of.keys() if sizes_of(first).is_elastic else set()
-                new = frozenset(requests.keys() - old) if old else frozenset()
-                self.forming = Formation(self._job, requests, places, new)
+                anew = verdict.sentence if isinstance(verdict, Anew) else ""
+                work = pb.JobWork(first_epoch=self.last.epoch + 1) if anew and self.last else self.work.record()
+                self.forming = Formation(self._job, requests, places, self._newcomers(members), work, anew)
                 return [Form(self.forming)]
             # join() refuses every request that could lead here; to wait in words is still better than to crash.
             self._refused = places
         return self._tell_progress(now_s)
+
+    def verdict(self, requests: Iterable[pb.JoinRequest], now_s: float) -> Verdict:
+        """Whether an elastic world may form of these, as far as what the job has committed is concerned."""
+        requests = list(requests)
+        if self.awaited or not requests or not sizes_of(requests[0]).is_elastic:
+            return None
+        return self.work.verdict(self._job, requests, now_s)
+
+    def _refuse_all(self, sentence: str) -> list[Effect]:
+        refused = pb.MembershipEvent(refused=pb.Refused(sentence=sentence))
+        effects: list[Effect] = []
+        for member_id in list(self.waiting.requests):
+            self.withdraw(member_id, {})
+            effects += [Send(member_id, refused), Close(member_id)]
+        return effects
+
+    def _newcomers(self, members: Sequence[pb.JoinRequest]) -> frozenset[str]:
+        """The ids of those whose state counts for nothing beside that of the others."""
+        if not sizes_of(members[0]).is_elastic:
+            return frozenset()
+        if self.work.holder(members) is not None:
+            return frozenset(one.member_id for one in members if not self.work.holds(one))
+        old = self.waiting.claim_of.keys()
+        return frozenset(one.member_id for one in members if one.member_id not in old) if old else frozenset()
 
     def _are_enough(self, first: pb.JoinRequest, now_s: float) -> bool:
         sizes, count = sizes_of(first), len(self.waiting)
@@ -222,7 +259,13 @@ class Rendezvous:
         old = [waiting.requests[waiting.claims[rank]] for rank in sorted(waiting.claims)]
         new = [request for member_id, request in waiting.requests.items() if member_id not in waiting.claim_of]
         new.sort(key=lambda request: request.requested_rank if request.HasField("requested_rank") else MAX_SIZE)
-        return [*old, *new][: sizes_of(first).most]
+        members = [*old, *new]
+        holder = self.work.holder(members) if sizes_of(first).is_elastic else None
+        # A state of the user's own may broadcast from rank 0. Members may be lost when only some have saved a commit.
+        if holder is not None and not (self.work.holds(members[0]) and members[0].commits == holder.commits):
+            members.remove(holder)
+            members.insert(0, holder)
+        return members[: sizes_of(first).most]
 
     def settle(self, now_s: float) -> list[Effect]:
         """To be called when time has passed: a world may form, or newcomers may be announced, since no others came."""
@@ -232,6 +275,8 @@ class Rendezvous:
             effects += [*self.advance(now_s), *self._announce()]
         if self._late_at_s is not None and now_s >= self._late_at_s:
             self._late_at_s = None
+            effects += self.advance(now_s)
+        if self._held_up:
             effects += self.advance(now_s)
         return effects
 
@@ -290,7 +335,7 @@ class Rendezvous:
         told.update(dict.fromkeys(news, sentence))
         event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence))
         first = self.waiting.first
-        if first is None or not self.awaited or not sizes_of(first).is_elastic:
+        if first is None or not (self.awaited or self._held_up) or not sizes_of(first).is_elastic:
             return [Send(member_id, event) for member_id in news]
         parked = pb.MembershipEvent(progress=pb.Progress(sentence=sentence, parked=True))
         return [Send(one, event if one in self.waiting.claim_of else parked) for one in news]
@@ -313,6 +358,8 @@ class Rendezvous:
             parts.append(f"waiting for {missing} more")
         elif self._settled_at_s is not None and not self.waiting.claims:
             parts.append("waiting for others that may still come")
+        if self._held_up:
+            parts.append(self._held_up)
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
             parts.append(f"waiting until the world of epoch {self.last.epoch} has ended, which still has {who}")

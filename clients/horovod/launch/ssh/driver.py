@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded, without_code
+from horovod.base.errors import STATE_LOST_EXIT, ClusterCode, LaunchCode, code_of, coded, without_code
 from horovod.base.tasks import end_tasks
 from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
@@ -208,7 +208,7 @@ class Driver(Generic[AnyAgent]):
         """The record of the job that is over, with the driver's own verdict if there is one."""
         if self.verdict:
             record.state = jobs_pb2.JOB_STATE_FAILED
-            record.exit_code = 1
+            record.exit_code = STATE_LOST_EXIT if record.exit_code == STATE_LOST_EXIT else 1
             record.sentence = self.verdict
         return record
 

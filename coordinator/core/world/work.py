@@ -1,0 +1,195 @@
+"""What the processes of an elastic job have done of its work. The rule: committed work is neither lost nor done again
+without a word.
+
+    nothing is committed yet                    a world may form of any processes, and begins with step 0
+    a process that waits holds the state        a world forms, and a process that holds the state is rank 0
+    none does, and one may come that does       those that wait wait for it, for as long as their patience lasts
+    none does, and none can come                those that wait are refused (`state-lost`), or begin anew where they may
+    the work is done                            whoever comes without the state is refused: it has nothing to do
+
+A process holds the state if that has commits and was made equal on all ranks in the latest world in which a member
+committed, or in a later one. A process without which the others went on and committed has a state that nobody wants.
+
+Members say what they have done (`Work`): that they have committed, once in each world; and that the elastic function
+has returned. It is a fact of the job, which outlives its worlds: the records of a world and of who is gone have it, so
+that a coordinator that takes over knows it, and it is kept when the last process is gone.
+
+Who may come: a member that was lost, but whose process nobody saw end. It may have been stopped or cut off. An agent's
+word that its process has ended comes later, or came before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from horovod.base.errors import WorldCode, coded, without_code
+from horovod.base.words import shortened
+from horovod.coordinator.core.ending import RankEnded
+from horovod.protos.v1 import membership_pb2 as pb
+
+from .present import Present
+
+USUAL_PATIENCE_S = 600.0
+_MOST_ENDS = 256  # of processes, that are remembered until their losses are noticed
+ANEW = "HOROVOD_ELASTIC_BEGIN_ANEW=1"
+
+
+@dataclass(frozen=True)
+class Waits:
+    """No world may form yet."""
+
+    sentence: str  # part of one
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What was committed is gone, and with it the job."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Anew:
+    """What was committed is gone, and the training may begin anew."""
+
+    sentence: str
+
+
+Verdict = Waits | Lost | Anew | None  # None: a world may form
+
+
+@dataclass
+class JobWork:
+    """Of one job, from its first world to the end."""
+
+    committed_epoch: int = 0  # the latest world in which a member has committed; 0: none has
+    done: bool = False  # a member has said so
+    last_loss: str = ""  # the sentence about the member that was lost last
+    first_epoch: int = 0  # of the training, where it has begun anew: older states are none of it
+    _absent: dict[str, Present] = field(default_factory=dict)  # by member id: lost, and may come back with the state
+    _ends: deque[RankEnded] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
+    _waited_since_s: float | None = None  # for one that holds the state
+
+    @classmethod
+    def restored(cls, *records: pb.JobWork) -> JobWork:
+        """As the latest of these records of another coordinator says."""
+        found = cls()
+        for one in records:
+            found.committed_epoch = max(found.committed_epoch, one.committed_epoch)
+            found.first_epoch = max(found.first_epoch, one.first_epoch)
+            found.done, found.last_loss = one.done, one.last_loss or found.last_loss
+        return found
+
+    def record(self) -> pb.JobWork:
+        return pb.JobWork(
+            committed_epoch=self.committed_epoch,
+            done=self.done,
+            last_loss=self.last_loss,
+            first_epoch=self.first_epoch,
+        )
+
+    @property
+    def is_worth_keeping(self) -> bool:
+        """Whether a process that comes later must know of it."""
+        return bool(self.committed_epoch) or self.done
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def told(self, work: pb.Work) -> bool:
+        """A member of the world of `work.epoch` says it. Whether that is news."""
+        before = self.committed_epoch, self.done
+        if work.committed and work.epoch > self.committed_epoch:
+            self.committed_epoch = work.epoch
+            self._absent.clear()  # who is not in this world has an older state
+        if work.HasField("done"):
+            self.done = work.done
+        return before != (self.committed_epoch, self.done)
+
+    def begins_anew(self, epoch: int) -> None:
+        """A world without the state has formed, as its members may do."""
+        self.committed_epoch, self.done, self.first_epoch = 0, False, epoch
+        self._absent.clear()
+
+    # -- who may come --------------------------------------------------------------------------------------------------
+
+    def lost(self, one: Present, sentence: str, may_live: bool) -> bool:
+        """A member is lost. Whether it may come back."""
+        self.last_loss = without_code(sentence)
+        may_come = may_live and not any(_is_of(ended, one) for ended in self._ends)
+        if may_come:
+            self._absent[one.member_id] = one
+        return may_come
+
+    def ended(self, ended: RankEnded) -> bool:
+        """A process has ended. Whether it was one that might have come back."""
+        self._ends.append(ended)
+        gone = [member_id for member_id, one in self._absent.items() if _is_of(ended, one)]
+        for member_id in gone:
+            del self._absent[member_id]
+        return bool(gone)
+
+    def joins(self, request: pb.JoinRequest) -> None:
+        """This process is here, so nobody need wait for it."""
+        here = [
+            member_id
+            for member_id, one in self._absent.items()
+            if one.request.pid == request.pid and one.request.host.name == request.host.name
+        ]
+        for member_id in here:
+            del self._absent[member_id]
+
+    # -- the rule ------------------------------------------------------------------------------------------------------
+
+    def holds(self, request: pb.JoinRequest) -> bool:
+        """Whether the process has all that the job has committed."""
+        return request.commits > 0 and request.state_epoch >= max(self.committed_epoch, self.first_epoch)
+
+    def holder(self, requests: Iterable[pb.JoinRequest]) -> pb.JoinRequest | None:
+        """The first of those that hold the state with the most commits. None: none does, or there are no commits."""
+        holders = [one for one in requests if self.holds(one)]
+        return max(holders, key=lambda one: one.commits) if holders else None  # the first of equals
+
+    def verdict(self, job: str, requests: Iterable[pb.JoinRequest], now_s: float) -> Verdict:
+        """Whether a world may form of these processes, which wait, while no member of the last world is awaited."""
+        requests = list(requests)
+        if not self.committed_epoch or not requests or self.holder(requests) is not None:
+            self._waited_since_s = None
+            return None
+        if self._waited_since_s is None:
+            self._waited_since_s = now_s
+        patience_s = max(one.patience_seconds or USUAL_PATIENCE_S for one in requests)
+        if self._absent and now_s - self._waited_since_s < patience_s:
+            who = shortened([str(one) for one in self._absent.values()], 4)
+            return Waits(f"waiting up to {patience_s:g} s for {who} to come back with what the job has committed")
+        what = self._in_words(job)
+        if any(one.begins_anew for one in requests):
+            return Anew(f"{what} The training begins anew, as {ANEW} (horovodrun --elastic-begin-anew) allows.")
+        return Lost(
+            coded(
+                WorldCode.STATE_LOST,
+                f"{what} A training that began anew would repeat that work, so the job ends. To begin anew all the "
+                f"same, start it under another name (HOROVOD_JOB), or with {ANEW} (horovodrun --elastic-begin-anew), "
+                "as scripts may that read a checkpoint of their own.",
+            )
+        )
+
+    def _in_words(self, job: str) -> str:
+        loss = f" (the last loss: {self.last_loss.rstrip('.')})" if self.last_loss else ""
+        return (
+            f"What job {job!r} had committed up to epoch {self.committed_epoch} is lost: no process that held it is "
+            f"left{loss}."
+        )
+
+    def restart_limits(self, now_s: float) -> None:
+        """The coordinator was stopped for a while."""
+        if self._waited_since_s is not None:
+            self._waited_since_s = now_s
+
+
+def _is_of(ended: RankEnded, one: Present) -> bool:
+    """Whether this process has ended, or the one above it that has its slot."""
+    if ended.host != one.request.host.name or ended.incarnation < one.request.incarnation:
+        return False
+    return ended.pid == one.request.pid or (ended.rank == one.started_as and one.request.incarnation > 0)

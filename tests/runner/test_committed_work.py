@@ -1,0 +1,183 @@
+"""That no committed work of an elastic job is lost or done again without a word: launchers and real processes.
+
+The stories of the same rule, without processes, are in tests/coordinator/stories/work.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import psutil
+import pytest
+from error_codes import ends_with
+from launching import Launched
+from test_changing_sizes import FIRST_SAYS
+
+from horovod.base.errors import STATE_LOST_EXIT, WorldCode
+
+Run = Callable[..., CompletedProcess[str]]
+Launch = Callable[..., Launched]
+Program = Callable[[str], list[str]]
+
+# Six steps, each committed. `happens(state, "...")` is called at the start, after each commit and after the function.
+TRAINS = f"""
+from array import array
+from horovod._core import OpSpec
+from horovod.common import basics as hvd
+from horovod.common.elastic import State, run_fn
+from horovod.worker.runtime.context import current
+
+incarnation = int(os.environ["HOROVOD_INCARNATION"])
+
+def total(number):
+    data = array("f", [float(number)])
+    pointer = data.buffer_info()[0]
+    current().engine.submit(OpSpec(0), "allreduce.total", [(pointer, pointer, 7, (1,))]).result()
+    return int(data[0])
+{FIRST_SAYS}
+class Steps(State):
+    def __init__(self):
+        super().__init__(first_says, hvd.rank)
+        self.steps = self.saved = 0
+    def save(self):
+        self.saved = self.steps
+    def restore(self):
+        self.steps = self.saved
+    def sync(self):
+        self.steps = total(0 if hvd.rank() else self.steps)
+        print("begins", self.steps, flush=True)
+
+def train(state):
+    while state.steps < 6:
+        total(1)
+        state.steps += 1
+        state.commit()
+        print("step", state.steps, flush=True)
+        total(0)
+        happens(state.steps)
+    return state.steps
+
+hvd.init()
+print("took", run_fn(train, hvd.join_again)(Steps()), flush=True)
+happens("end")
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+ENDS = """
+import psutil
+def ends(path):
+    "Waits until the process has ended that writes its number there."
+    try:
+        while not os.path.exists(path) or psutil.Process(int(open(path).read() or 1)).status() != psutil.STATUS_ZOMBIE:
+            os.sched_yield()
+    except psutil.NoSuchProcess:
+        pass
+"""
+
+
+def source(happens: str) -> str:
+    """happens: the body of a function of `at`, the number of steps or "end"."""
+    return f"{ENDS}\ndef happens(at):\n{happens}\n{TRAINS}"
+
+
+def begun(out: str) -> list[int]:
+    return [int(steps) for steps in re.findall(r">:begins (\d)", out)]
+
+
+@pytest.mark.parametrize("end", [KILL, "raise SystemExit(1)"])
+def test_a_job_does_not_begin_anew_when_all_fail_at_once(horovodrun: Run, program: Program, end: str) -> None:
+    done = horovodrun("-np", "2", "--min-np", "1", *program(source(f"    if at == 3: {end}")))
+    assert done.returncode == STATE_LOST_EXIT, done.stderr
+    assert begun(done.stdout) == [0, 0]
+    assert re.search(ends_with(WorldCode.STATE_LOST, "HOROVOD_ELASTIC_BEGIN_ANEW=1", "HOROVOD_JOB"), done.stderr)
+    assert re.search(ends_with(WorldCode.STATE_LOST, "Slot", f"exit code {STATE_LOST_EXIT}"), done.stderr)
+
+
+def test_it_begins_anew_where_a_person_says_so(horovodrun: Run, program: Program) -> None:
+    text = source(f"    if at == 3 and incarnation == 1: {KILL}")
+    done = horovodrun("-np", "2", "--min-np", "1", "--elastic-begin-anew", *program(text))
+    assert done.returncode == 0, done.stderr
+    assert begun(done.stdout)[:3] == [0, 0, 0]
+    assert "The training begins anew" in done.stderr
+    assert "took 6" in done.stdout
+
+
+def test_processes_that_were_killed_before_a_commit_are_replaced(horovodrun: Run, program: Program) -> None:
+    text = source("    pass").replace("def train(state):\n", f"def train(state):\n    if incarnation == 1: {KILL}\n")
+    done = horovodrun("-np", "2", "--min-np", "1", *program(text))
+    assert done.returncode == 0, done.stderr
+    assert "took 6" in done.stdout
+
+
+@pytest.mark.parametrize("first", ["", "hvd.shutdown(); "], ids=["at once", "after hvd.shutdown()"])
+def test_a_crash_after_the_work_is_done_repeats_nothing(
+    horovodrun: Run, program: Program, tmp_path: Path, first: str
+) -> None:
+    """The other process lives on until the crash was noticed, and ends well; the crash is the job's exit code."""
+    crashed = tmp_path / "crashed"
+    text = source(
+        f"""
+    if at == "end" and rank == 1:
+        {first}open({str(crashed)!r}, "w").write(str(os.getpid())); os.kill(os.getpid(), signal.SIGSEGV)
+    if at == "end":
+        ends({str(crashed)!r})
+        print("saved", flush=True)
+"""
+    )
+    done = horovodrun("-np", "2", "--min-np", "1", *program(text))
+    assert done.returncode == 128 + signal.SIGSEGV, done.stderr
+    assert begun(done.stdout) == [0, 0]
+    assert done.stdout.count("took 6") == 2
+    assert "saved" in done.stdout
+
+
+def test_a_process_that_had_left_and_ends_late_fails_no_job(horovodrun: Run, program: Program, tmp_path: Path) -> None:
+    """What the world knew at its end decides, not how long a process takes to end."""
+    over = tmp_path / "over"
+    text = source(
+        f"""
+    if at == 3 and rank == 1:
+        hvd._leave("it has failed", failed=True)
+        ends({str(over)!r})
+        os._exit(7)
+    if at == "end":
+        open({str(over)!r}, "w").write(str(os.getpid()))
+"""
+    )
+    done = horovodrun("-np", "2", "--min-np", "1", *program(text))
+    assert done.returncode == 0, done.stderr
+    assert "[0]<stdout>:took 6" in done.stdout
+
+
+def test_a_replacement_waits_for_the_stopped_process_that_holds_the_state(launch: Launch, program: Program) -> None:
+    text = source(
+        f"""
+    if incarnation == 1 and at == 3 and rank == 1: {KILL}
+    if incarnation == 1 and at == 4:
+        print("stops", os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+"""
+    )
+    options = ("-np", "2", "--min-np", "1")
+    launched = launch(
+        *options,
+        *program(text),
+        environ={"HOROVOD_ELASTIC_HUNG_SECONDS": "0.5", "HOROVOD_LOG_LEVEL": "info"},
+    )
+    stopped = 0
+    for line in launched.process.stdout:  # type: ignore[union-attr]
+        if "stops" in line:
+            stopped = int(line.rsplit(" ", 1)[1])
+            break
+    for line in launched.process.stderr:  # type: ignore[union-attr]
+        if "to come back with what the job has committed" in line:
+            break
+    psutil.Process(stopped).send_signal(signal.SIGCONT)
+    code, out, err = launched.finish()
+    assert code == 0, out + err
+    first, second = begun(out)
+    assert first == second >= 4
+    assert out.count("took 6") == 2
