@@ -125,7 +125,9 @@ class Elastic(Policy):
         self._have(replace(slot, host=failed.host))
         ended = Exit(number, slot.incarnation, True, failed.how, early=early, by_itself=failed.by_itself)
         well = [one for one, since_s in self._began_s.items() if now_s - since_s >= START_S]
-        observed = Observed([ended], well=well, joined=epoch is not None, epoch=epoch or 0)
+        # Processes of tasks that have not come yet may join.
+        may_join = epoch is not None or len(self._target.slots) < self._target.rules.fewest
+        observed = Observed([ended], well=well, joined=may_join, epoch=epoch or 0)
         self._target, sentence = decide(now_s, self._target, observed)
         if self._target.phase is Phase.ENDS:
             self.verdict = self.verdict or sentence

@@ -392,13 +392,13 @@ def test_modules_that_programs_for_earlier_releases_import() -> None:
 class _Elastic:
     """A job of two slots whose tasks come again at once, as Spark does it where it always restarts them."""
 
-    def __init__(self, limit: int, is_given: bool = False) -> None:
-        self.now_s, self.epoch = 0.0, 1
+    def __init__(self, limit: int, fewest: int = 1, epoch: int | None = 1) -> None:
+        self.now_s, self.epoch = 0.0, epoch
         self.told: list[str] = []
         self.starts: list[tuple[float, int]] = []
         self.timers: list[tuple[float, Any]] = []
         self.policy = Elastic(
-            rules_of(1, 2, limit, is_given),
+            rules_of(fewest, 2, limit, False),
             lambda attempt, place: self.starts.append((self.now_s, place.rank)),  # type: ignore[arg-type,func-returns-value]
             lambda attempt, rank: Failed("a", "raised ImportError: no [x]", True),
             lambda: self.epoch,
@@ -457,3 +457,11 @@ def test_tasks_that_all_fail_again_end_the_job() -> None:
                 job.ends(attempt, 1)
     assert len(job.starts) == 8
     assert re.search(ends_with(LaunchCode.RESET_LIMIT, "limit: 6", "without progress"), job.policy.verdict)
+
+
+def test_a_task_that_fails_before_the_other_one_has_come_is_tried_again() -> None:
+    job = _Elastic(limit=6, fewest=2, epoch=None)
+    job.ends(job.came(0), 1)
+    assert not job.policy.has_failed
+    job.ends(job.came(1), 1)
+    assert re.search(ends_with(LaunchCode.FAILED_AT_START, "ImportError"), job.policy.verdict)
