@@ -263,6 +263,12 @@ def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
     ("arguments", "code", "pattern"),
     [
         (["--listen", "nonsense"], 2, ends_with(SettingCode.INVALID_SETTING, "'nonsense'", "HOST:PORT")),
+        (["--listen", "0.0.0.0:29400", "--token-file", "SHORT"], 2, ends_with(AccessCode.WEAK_TOKEN, "--token-file")),
+        (
+            ["--listen", "127.0.0.1:0", "--web-listen", "0.0.0.0:0", "--web-token-file", "SHORT"],
+            2,
+            ends_with(AccessCode.WEAK_TOKEN, "--web-token-file"),
+        ),
         (["--listen", "0.0.0.0:29400"], 2, ends_with(AccessCode.EXPOSED, "0.0.0.0:29400", "--token-file")),
         (["--tls-cert", "a.pem"], 2, ends_with(SettingCode.MISSING_SETTING, "--tls-cert", "--tls-key")),
         (["--tls-client-ca", "a.pem"], 2, ends_with(SettingCode.MISSING_SETTING, "--tls-client-ca", "--tls-cert")),
@@ -275,8 +281,12 @@ def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("verbose", [False, True])
 def test_one_sentence_for_each_mistake(
-    arguments: list[str], code: int, pattern: str, verbose: bool, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], code: int, pattern: str, verbose: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    short = tmp_path / "short"
+    short.write_text("x" * 15)
+    short.chmod(0o600)
+    arguments = [str(short) if one == "SHORT" else one for one in arguments]
     assert main([*arguments, *(["--verbose"] if verbose else [])]) == code
     captured = capsys.readouterr()
     assert captured.out == ""
