@@ -8,6 +8,8 @@
     exit 2 lost: its host was lost
     exit 2 drained: ended with exit code 143
     exit 3 follows: ended with exit code 1                  it gave up because another one had failed
+    exit 3 after: ended by signal 11        the work was done then, and it was a member; unneeded: it was none
+    exit 3 stateless: ended with exit code 79   it found that all that was committed is lost
     exit 0 well
     back 2 3                                                these slots are taken back
     stop                                                    a person asks for the end
@@ -79,7 +81,7 @@ class Story:
         name, _, rest = text.partition(" ")
         number, _, incarnation = name.partition(".")
         end, _, how = rest.partition(": ")
-        assert end in ("failed", "early", "follows", "lost", "drained", "well"), text
+        assert end in ("failed", "early", "follows", "lost", "drained", "well", "after", "unneeded", "stateless"), text
         return Exit(
             int(number),
             int(incarnation or 1),
@@ -90,6 +92,9 @@ class Story:
             end == "follows",
             end == "early",
             "exit code" in how,
+            work_done=end in ("after", "unneeded"),
+            unneeded=end == "unneeded",
+            state_lost=end == "stateless",
         )
 
 
