@@ -96,6 +96,15 @@ def test_the_first_operation_at_which_they_part_is_named() -> None:
     assert set(found.operations) == {(0, "early"), (0, "a"), (0, "b")}
 
 
+def test_optimizers_that_one_rank_alone_has_made() -> None:
+    found = look({0: held("allreduce.weight#2.all_made"), 1: held("allreduce.weight.all_made")})
+    assert found is not None
+    assert says(found, "optimizers .* same order")
+    found = look({0: held("allreduce.weight#2"), 1: held("allreduce.bias")})
+    assert found is not None
+    assert "optimizers" not in found.sentence
+
+
 def test_an_operation_that_nobody_waits_for_is_not_named() -> None:
     """A question of an optimizer, which stands until all ranks have asked it."""
     question = "allreduce.w.all_made.question"

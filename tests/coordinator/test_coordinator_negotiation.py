@@ -454,6 +454,21 @@ def test_a_flood_is_refused_before_it_changes_anything(monkeypatch: pytest.Monke
     assert ranks.plans == [{}, {}]
 
 
+@pytest.mark.parametrize(("name", "warned"), [("loss.{}", True), ("weight#{}", False)])
+def test_names_that_do_not_repeat(name: str, warned: bool) -> None:
+    """The second ones are those of optimizers that are made one after the other."""
+    negotiation = Negotiation(1, 1, usual_ids=16)
+    warnings = []
+    for number in range(100):
+        answers = negotiation.receive(0, message([op(f"allreduce.{name.format(number)}")]), 0.0)
+        while answers:
+            (_, decisions), *answers = answers
+            warnings += decisions.warnings
+            for recall in decisions.recalls:
+                answers += negotiation.receive(0, message([], recalled=recall.ids), 0.0)
+    assert bool(warnings) is warned
+
+
 def test_a_program_with_many_operations_that_repeat_keeps_their_ids():
     """More than the usual number: a few are recalled, come back, and the table grows to what the program needs."""
     negotiation = Negotiation(1, 1, usual_ids=16)

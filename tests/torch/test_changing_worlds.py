@@ -67,6 +67,9 @@ def _train(incident: Incident, grows_to: int = 0, own_reset: bool = False) -> di
     for parameter in model.parameters():
         if hvd.rank() > 0:  # what a newcomer begins with must not matter
             torch.nn.init.normal_(parameter)
+    # Of equal names; a newcomer has none.
+    past = [] if hvd.rank() in current().world.newcomers else _model_and_rows()[:1]
+    past = [hvd.DistributedOptimizer(torch.optim.SGD(one.parameters(), lr=0.1), one.named_parameters()) for one in past]
     optimizer = hvd.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model.named_parameters()
     )
@@ -104,6 +107,7 @@ def _train(incident: Incident, grows_to: int = 0, own_reset: bool = False) -> di
         "connections": connections,
         "seen": state.seen,
         "pid": os.getpid(),
+        "numbers": [one._hvd_made.first() for one in (optimizer, *past)],
     }
 
 
@@ -199,6 +203,7 @@ def test_a_process_in_the_place_of_a_lost_one_is_taken_in(
     assert [outcome.text for outcome in outcomes] == [""] * size
     for rank, outcome in enumerate(outcomes):
         _assert_trained_as_one(outcome.value)
+        assert outcome.value["numbers"][0] == "0.bias", "the first one in each world"
         ranks = [size for _, size in outcome.value["worlds"]]
         assert ranks == ([size] if rank == victim else [size, size - 1, size])
         if transport != "shm" and rank != victim:

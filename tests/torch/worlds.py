@@ -30,6 +30,8 @@ import cloudpickle
 import fork_server
 import pytest
 
+from horovod.common import optimizer_numbers
+
 DEADLINE_SECONDS = 120.0
 
 
@@ -271,6 +273,7 @@ def serve(pipe: Connection, begin: Callable[[], object]) -> None:
         try:
             function, arguments, options = cloudpickle.loads(request)
             begin()
+            optimizer_numbers.restart()  # as Ray's workers do: another function may have failed on some ranks
             outcome = Outcome(function(*arguments, **options))
         except (Exception, pytest.fail.Exception) as error:
             outcome = Outcome(error=error, text=traceback.format_exc())

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 from horovod.base.errors import OperationCode, SettingCode, TrainingCode, code_of, coded
 from horovod.base.words import plural
+from horovod.common import optimizer_numbers
 from horovod.common.basics import leave_for_good
 from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
@@ -154,6 +155,10 @@ class State:
         Raises HorovodInternalError where the values are wrong: a rank was lost, and the device computed on without the
         result of a collective. By default no value is on a device, and this does nothing.
         """
+
+    def _optimizers(self) -> Iterable[optimizer_numbers.Made]:
+        """Of the distributed optimizers in this state, in one order on all ranks. There are none by default."""
+        return ()
 
     def reset(self) -> None:
         """Adapts what depends on the world (its size, this rank) to a new one. Nothing does by default."""
@@ -660,6 +665,8 @@ def _rounds(
                     notification_manager.tell_again(state)
                 state.sync()
                 _work.synced(state)
+                # After failures the processes have made different optimizers; newcomers have made others.
+                optimizer_numbers.restart(state._optimizers() if isinstance(state, State) else ())
                 result = train()
             result = _settled(state, result)
             _work.returned()

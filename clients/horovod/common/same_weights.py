@@ -14,6 +14,7 @@ compare.
 from __future__ import annotations
 
 import weakref
+import zlib
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from horovod.common.basics import Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import reduction, set_number, set_size
 from horovod.common.ops.step_words import FLAGS, Digests, Heard, Outcome, Word, flags, heard
+from horovod.common.optimizer_numbers import Made, check_order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.script import warn_the_script
 from horovod.worker.runtime.context import current
@@ -61,6 +63,7 @@ class Exchange:
     """The word of each step for an optimizer that has no other one: `say` begins, `hear` waits."""
 
     def __init__(self, wire: str, process_set: ProcessSet) -> None:
+        """wire: the operation's name, which may change between two words."""
         self.wire = wire
         self._process_set = process_set
         self._sums = array("f")
@@ -88,7 +91,8 @@ class SameWeights:
     """One for each optimizer. `digest` goes with the rank's word; `take` gets what came of all ranks' words.
 
     digest: makes a digest of DIGEST_BITS bits of all that the optimizer holds. held: one of each thing.
-    remedy: a sentence that says what to write for what differs.
+    remedy: a sentence that says what to write for what differs. made: where the script made the optimizer is compared
+    too, because of several with equal names the ranks may mean different ones.
     """
 
     def __init__(
@@ -97,11 +101,13 @@ class SameWeights:
         held: Callable[[], Held],
         process_set: ProcessSet,
         remedy: Callable[[set[Kind]], str],
+        made: Made | None = None,
     ) -> None:
         self._digest = digest
         self._held = held
         self._process_set = process_set
         self._remedy = remedy
+        self._made = made
         self._due = True
         self._later = False  # it is due, but a rank has joined
         self._world: weakref.ref[object] | None = None  # the one in which a comparison was due last
@@ -114,16 +120,19 @@ class SameWeights:
     def digest(self) -> int | None:
         """Before a step is taken; None if no comparison is due."""
         context = current()
-        if context.settings.different_weights == "ignore":
-            return None
         if self._world is None or self._world() is not context:
             self._world, self._due, self._later = weakref.ref(context), True, False
-        return self._digest() if self._due and not self._later else None
+        is_ignored = context.settings.different_weights == "ignore"
+        if not self._due or self._later or (is_ignored and self._made is None):
+            return None
+        weights = 0 if is_ignored else self._digest()
+        return weights if self._made is None else weights ^ zlib.crc32(self._made.site.encode())
 
     def take(self, heard: Heard, wire: str) -> None:
         """All ranks have heard the same. wire: begins the operation's name.
 
-        ValueError, on all ranks: what they hold differs, and the setting says that this is an error.
+        ValueError, on all ranks: they made optimizers in another order, or what they hold differs, and the setting says
+        that this is an error.
         HorovodInternalError: a rank was lost.
         """
         if heard.everybody:
@@ -146,9 +155,13 @@ class SameWeights:
             self._tell(wire)
 
     def _tell(self, wire: str) -> None:
-        everybody = allgather_object(self._held(), f"{wire}.same_weights", self._process_set)
-        ranks = list(self._process_set.ranks or range(len(everybody)))
-        found = sentence(dict(zip(ranks, everybody, strict=True)), self.steps, self._remedy)
+        is_ignored = current().settings.different_weights == "ignore"
+        own = {} if is_ignored else self._held(), None if self._made is None else self._made.line()
+        everybody = allgather_object(own, f"{wire}.same_weights", self._process_set)
+        by_rank = dict(zip(self._process_set.ranks or range(len(everybody)), everybody, strict=True))
+        ranks = list(by_rank)
+        check_order({rank: line for rank, (_, line) in by_rank.items() if line is not None})
+        found = sentence({rank: held for rank, (held, _) in by_rank.items()}, self.steps, self._remedy)
         if found is None:
             return
         if current().settings.different_weights == "error":

@@ -9,7 +9,7 @@ import warnings
 from types import FrameType
 from typing import Final
 
-_NOT_THE_SCRIPT: Final = frozenset(
+NOT_THE_SCRIPT: Final = frozenset(
     {
         "contextlib",
         "horovod",
@@ -51,4 +51,4 @@ def warn_the_script(message: str) -> None:
 
 
 def _is_of_the_script(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__", "").split(".")[0] not in _NOT_THE_SCRIPT
+    return frame.f_globals.get("__name__", "").split(".")[0] not in NOT_THE_SCRIPT

@@ -65,7 +65,7 @@ class Reduction:
             if not self._is_reduced and self._reducer.enabled:
                 self._synchronize()
             if decides_by_loss(self._optimizer) and self._reducer.enabled:
-                return loss_of_all(loss, self._arguments, min(self._reducer.names().values()))
+                return loss_of_all(loss, self._arguments, self._reducer.first_name())
             return loss
 
         return reduced

@@ -107,6 +107,9 @@ class BaseHorovodWorker:
 
     def execute(self, func: Callable[[Any], Any]) -> Any:
         """func(executable)"""
+        # Another function may have failed on some ranks before it made its optimizers.
+        if (numbers := sys.modules.get("horovod.common.optimizer_numbers")) is not None:
+            numbers.restart()
         with Reported():
             return _sendable(func(self.executable))
 

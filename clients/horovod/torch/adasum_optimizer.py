@@ -46,11 +46,18 @@ class AdasumOptimizer(WrappedOptimizer):
     @functools.cached_property
     def _hvd_same_weights(self) -> SameWeights:
         # State is each rank's own: it comes of its own gradients.
-        return same_weights(self, AdasumOptimizer._hvd_trained, self._hvd_arguments.process_set, state=False)
+        return same_weights(
+            self, AdasumOptimizer._hvd_trained, self._hvd_arguments.process_set, self._hvd_made, state=False
+        )
 
     @functools.cached_property
     def _hvd_exchange(self) -> Exchange:
-        return Exchange(f"adasum.{min(name for name, _ in self._hvd_named)}.same", self._hvd_arguments.process_set)
+        return Exchange("", self._hvd_arguments.process_set)
+
+    def _hvd_say(self) -> None:
+        """Tells the other ranks what this one holds, in a step that has begun."""
+        self._hvd_exchange.wire = f"adasum.{self._hvd_made.first()}.same"
+        self._hvd_exchange.say(self._hvd_same_weights.digest())
 
     def _hvd_stepped_past(self) -> None:
         """Before a step past this optimizer: AssertionError."""
@@ -109,12 +116,14 @@ class AdasumOptimizer(WrappedOptimizer):
             scaled = is_called_by_grad_scaler()
             with torch.enable_grad():
                 result = None if closure is None else closure()
-            self._hvd_exchange.say(self._hvd_same_weights.digest())
+            self._hvd_steps.begin()
+            self._hvd_say()
             self._hvd_compare()
             self._hvd_steps.finish(scaled)
             return result
         trained = self._hvd_trained()
-        self._hvd_exchange.say(self._hvd_same_weights.digest())
+        self._hvd_made.begin()
+        self._hvd_say()
         with torch.no_grad():
             before = [parameter.detach().clone() for _, parameter in trained]
         self._hvd_stepping = True
@@ -128,10 +137,12 @@ class AdasumOptimizer(WrappedOptimizer):
             for (name, parameter), start in zip(trained, before, strict=True):
                 packed, context = compression.compress(parameter - start)
                 parameter.copy_(start)  # also what remains if a rank is lost now
-                handles.append((allreduce_async_(packed, name=f"adasum.{name}", op=Adasum), context))
+                wire = f"adasum.{self._hvd_made.label(name)}"
+                handles.append((allreduce_async_(packed, name=wire, op=Adasum), context))
             self._hvd_compare()
             for (_, parameter), (handle, context) in zip(trained, handles, strict=True):
                 parameter.add_(compression.decompress(synchronize(handle), context))
+        self._hvd_made.end()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # else PyTorch runs the hooks around it when it loads state
@@ -171,7 +182,9 @@ class AdasumOptimizer(WrappedOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, which take part from the next step on, under their names if the optimizer knows them."""
         super().add_param_group(param_group)
-        self._hvd_named += named_group(self, self._hvd_named, "noname")
+        added = named_group(self, self._hvd_named, "noname")
+        self._hvd_made.add(name for name, _ in added)
+        self._hvd_named += added
         self._hvd_same_weights.ask()
         if self._hvd_steps is not None:
             self._hvd_steps.watch(self._hvd_named)

@@ -84,6 +84,9 @@ class StepsInBackward:
     def __init__(self, optimizer: AdasumOptimizer, kind: type[torch.optim.Optimizer], passes: int) -> None:
         self.passes = passes
         self._optimizer = weakref.ref(optimizer)  # which has this
+        self._made = optimizer._hvd_made
+        self._made.tell = weakref.WeakMethod(self._rename)
+        self._has_begun = False  # a step
         self._kind = kind  # the user's class
         self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
         self._used: dict[int, tuple[int, int]] = {}  # of what has stepped: where the parameter was, and its version
@@ -101,8 +104,19 @@ class StepsInBackward:
         for name, parameter in named:
             if parameter.requires_grad and id(parameter) not in self._slots:
                 slot = Slot(name, parameter, self.passes)
+                slot.rename(self._made)
                 self._slots[id(parameter)] = slot
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._hook(slot)))  # type: ignore[no-untyped-call]
+
+    def begin(self) -> None:
+        """A step begins, if none has."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._made.begin()
+
+    def _rename(self) -> None:
+        for slot in self._slots.values():
+            slot.rename(self._made)
 
     @property
     def in_flight(self) -> dict[torch.Tensor, AnyHandle]:
@@ -125,6 +139,8 @@ class StepsInBackward:
         self._used.clear()
         self._options.clear()
         self._end.forget()
+        self._made.end()
+        self._has_begun = False
         for slot in self._slots.values():
             slot.end()
             slot.countdown = self.passes
@@ -175,6 +191,7 @@ class StepsInBackward:
         optimizer = self._optimizer()
         assert optimizer is not None
         parameter = slot.parameter
+        self.begin()
         if not self._options:
             groups = enumerate(optimizer.param_groups)
             self._group_of = {id(one): number for number, group in groups for one in group["params"]}
@@ -191,7 +208,7 @@ class StepsInBackward:
             slot.queued = True
             self._used[id(parameter)] = (parameter.data_ptr(), parameter._version)
             packed, context = optimizer._hvd_compression.compress(copy.sub_(parameter))
-            handle = allreduce_async_(packed, name=f"adasum.{slot.name}", op=Adasum)
+            handle = allreduce_async_(packed, name=f"adasum.{slot.label}", op=Adasum)
         self._handles[id(parameter)] = (handle, context)
 
     def _step_copy(

@@ -20,6 +20,7 @@ from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import registered_number
+from horovod.common.optimizer_numbers import Made, Numbers
 from horovod.common.process_sets import ProcessSet, global_process_set, of_ranks
 from horovod.common.script import level_of_the_script
 from horovod.torch import unreduced
@@ -62,7 +63,7 @@ class _DistributedOptimizer(WrappedOptimizer):
         arguments = self._hvd_arguments
         if arguments.process_set.process_set_id is None and self.process_set is arguments.process_set:
             self.process_set = arguments.process_set = of_ranks(arguments.process_set.ranks)
-        reducer = _reducer(self, self._hvd_named, arguments)
+        reducer = _reducer(self, self._hvd_named, arguments, self._hvd_made)
         if reducer.enabled:
             guard(self._hvd_original, reducer.stepped_past)
         return reducer
@@ -174,7 +175,7 @@ class _DistributedOptimizer(WrappedOptimizer):
             else:
                 self._hvd_reducer.settle()
             self._hvd_reducer.note_step()  # the closure may clear the gradients when it is called again
-            return loss_of_all(loss, self._hvd_arguments, min(name for name, _ in self._hvd_named)) if agrees else loss
+            return loss_of_all(loss, self._hvd_arguments, self._hvd_reducer.first_name()) if agrees else loss
 
         return together
 
@@ -269,8 +270,8 @@ def DistributedOptimizer(  # noqa: N802
 
     The arguments op, process_set, backward_passes_per_step, gradient_predivide_factor and sparse_as_dense are
     attributes of the result. Copies of it, by copy.deepcopy((model, optimizer)) or by pickle, are distributed in the
-    same way, with the same names; so two of them must not reduce at the same time, as a backward pass of the sum of
-    both models' losses would.
+    same way. Several optimizers may have parameters of the same names, as those of two models of one class or of copies
+    have; all ranks make them in the same order, and may use them in any.
 
     Warns of an optimizer that is distributed already, of parameters on a device whose tensors can't be reduced, in the
     first step of ranks whose parameters, state or options differ (HOROVOD_DIFFERENT_WEIGHTS makes it a ValueError), and
@@ -314,7 +315,7 @@ def DistributedOptimizer(  # noqa: N802
             warn_of_wrong_devices(named)
             if current().settings.adasum_overlap:
                 check_one_by_one(optimizer)
-            return wrap(optimizer, named, arguments)
+            return wrap(optimizer, named, arguments, is_copy=False)
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
     named = _named(optimizer, named_parameters)
@@ -323,13 +324,25 @@ def DistributedOptimizer(  # noqa: N802
         warn_of_wrong_devices(named)
         if groups is not None:
             arguments.groups = _partition(named, groups, process_set)
-    return wrap(optimizer, named, arguments)
+    return wrap(optimizer, named, arguments, is_copy=False)
 
 
-def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -> Any:
-    """The distributed optimizer that these make. pickle and copy.deepcopy call it too, maybe before hvd.init()."""
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    named: Named,
+    arguments: Arguments,
+    is_copy: bool = True,
+    numbers: Numbers | None = None,
+) -> Any:
+    """The distributed optimizer that these make. pickle and copy.deepcopy call it too, maybe before hvd.init().
+
+    numbers: of the one that was copied.
+    """
+    made = Made((name for name, _ in named), arguments.process_set, is_copy, numbers)
     if arguments.op == Adasum and not (is_member() and current().world.size == 1):
-        wrapped = adorn(optimizer, AdasumOptimizer, _hvd_named=named, _hvd_arguments=arguments, _hvd_wrap=wrap)
+        wrapped = adorn(
+            optimizer, AdasumOptimizer, _hvd_named=named, _hvd_arguments=arguments, _hvd_wrap=wrap, _hvd_made=made
+        )
         if is_member():
             _ = wrapped._hvd_steps
         return wrapped
@@ -339,6 +352,7 @@ def wrap(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -
         _hvd_named=named,
         _hvd_arguments=arguments,
         _hvd_wrap=wrap,
+        _hvd_made=made,
         _hvd_synchronized=False,
         _hvd_skip=False,
     )
@@ -362,7 +376,7 @@ def gradient_reducer(
     if _has_others(arguments):
         warn_of_wrong_devices(named)
     unreduced.watch.over()
-    reducer = _reducer(optimizer, named, arguments)
+    reducer = _reducer(optimizer, named, arguments, Made((name for name, _ in named), arguments.process_set))
     reducer.compare_after_loading(optimizer)
     return reducer
 
@@ -373,7 +387,7 @@ def _has_others(arguments: Arguments) -> bool:
     return bool(arguments.process_set.included()) and (context.world.size > 1 or context.settings.may_grow)
 
 
-def _reducer(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments) -> GradientReducer:
+def _reducer(optimizer: torch.optim.Optimizer, named: Named, arguments: Arguments, made: Made) -> GradientReducer:
     """ValueError: before hvd.init(), or the process set is not registered."""
     if arguments.process_set is not global_process_set:
         registered_number(arguments.process_set, "hvd.DistributedOptimizer")
@@ -384,6 +398,7 @@ def _reducer(optimizer: torch.optim.Optimizer, named: Named, arguments: Argument
         gradient_predivide_factor=arguments.gradient_predivide_factor,
         sparse_as_dense=arguments.sparse_as_dense,
         process_set=arguments.process_set,
+        made=made,
         enabled=_has_others(arguments),
         optimizer=optimizer,
     )

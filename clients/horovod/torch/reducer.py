@@ -33,6 +33,7 @@ from horovod.common.ops.all_made import AllMade, all_made
 from horovod.common.ops.buckets import HANDOVER_BYTES, Buckets, Group
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.step_words import Heard, Outcome, Past, Word
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import SameWeights
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
@@ -65,6 +66,7 @@ class GradientReducer:
         gradient_predivide_factor: float,
         sparse_as_dense: bool,
         process_set: ProcessSet,
+        made: Made,
         enabled: bool,
         optimizer: torch.optim.Optimizer,
     ) -> None:
@@ -85,6 +87,8 @@ class GradientReducer:
             process_set=process_set,
             same=SameGradients() if comparable else None,
         )
+        self._made = made
+        made.tell = weakref.WeakMethod(self._rename)
         self._slots: dict[int, Slot] = {}  # by id of the parameter
         self._frozen: dict[int, Slot] = {}  # of parameters that had no gradients so far
         self._groups: list[Group[Slot]] = []
@@ -113,13 +117,14 @@ class GradientReducer:
         named = list(named)
         self._rivals.look(named)
         self._same_weights.ask()
+        self._made.add(name for name, _ in named)
         if self._all_made.wire is None and named:
-            self._all_made = all_made((name for name, _ in named), self.process_set, self)
-            self._all_made.reduce_as(self.op, self._predivide_factor)
+            self._begin_words()
         for name, parameter in named:
             if id(parameter) in self._slots or id(parameter) in self._frozen:
                 continue
             slot = Slot(name, parameter, self.passes)
+            slot.rename(self._made)
             if parameter.requires_grad:
                 self._slots[id(parameter)] = slot
                 self._add_hook(slot)
@@ -142,7 +147,26 @@ class GradientReducer:
         for parameters in groups:
             slots = [self._slots[id(parameter)] for parameter in parameters if id(parameter) in self._slots]
             if len(slots) > 1:
-                self._groups.append(Group(slots, name_of_group([slot.name for slot in slots])))
+                self._groups.append(Group(slots, name_of_group([slot.label for slot in slots])))
+
+    def _begin_words(self) -> None:
+        self._all_made.optimizers.discard(self)
+        self._all_made = all_made(self._made.first(), self.process_set, self)
+        self._all_made.reduce_as(self.op, self._predivide_factor)
+
+    def _rename(self) -> None:
+        """The optimizer has another number, by which its gradients are known to other ranks from now on."""
+        for slots in (self._slots, self._frozen):
+            for slot in slots.values():
+                slot.rename(self._made)
+        for group in self._groups:
+            group.name = name_of_group([slot.label for slot in group.slots])
+        if self._all_made.wire is not None:
+            self._begin_words()
+
+    def first_name(self) -> str:
+        """The first of the names by which its gradients are known to other ranks."""
+        return self._made.first()
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
@@ -166,7 +190,7 @@ class GradientReducer:
             reducer = reference()
             return None if reducer is None or reducer._scaler is None else reducer._scaler()
 
-        return same_weights(optimizer, trained, self.process_set, scaler)
+        return same_weights(optimizer, trained, self.process_set, self._made, scaler)
 
     def compare_weights(self) -> None:
         """Compares what the ranks' optimizers hold in the next step."""
@@ -268,6 +292,8 @@ class GradientReducer:
 
     def _begin(self) -> None:
         self._rivals.check()
+        if self.enabled:
+            self._made.begin()
         self._active = self._all_made.begun = True
         if not isinstance(threading.current_thread(), threading._DummyThread):  # not one of autograd's
             self._all_made.thread = threading.get_ident()
@@ -534,10 +560,12 @@ class GradientReducer:
         """Forgets what is in flight, and reduces nothing any more."""
         self.reset()
         _remove(self._hooks)
+        self._made.retire()
         self.enabled = False
 
     def _clear(self) -> None:
         self._all_made.end()
+        self._made.end()
         self._clear_flight()
 
     def _clear_flight(self) -> None:

@@ -10,6 +10,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.ops.handles import AnyHandle
 from horovod.torch.compression import GradientCompressor
 from horovod.torch.handles import synchronize
+from horovod.torch.slots import Slot
 
 
 class Rounds:
@@ -20,17 +21,18 @@ class Rounds:
     def __init__(
         self,
         compressor: GradientCompressor,
-        name: str,
+        slot: Slot,
         gradient: torch.Tensor,
         submit: Callable[[torch.Tensor, str, bool], AnyHandle],
     ) -> None:
         self._compressor = compressor
-        self._name = name
+        self._name = slot.name
+        self._wire = slot.wire
         self._gradient = gradient
         self._submit = submit
         self._count = 0
         self._handle: AnyHandle | None = None
-        self._generator = compressor.reduce(name, gradient)
+        self._generator = compressor.reduce(slot.name, gradient)
         if not isinstance(self._generator, Generator):
             raise ValueError(
                 coded(
@@ -59,7 +61,7 @@ class Rounds:
                     f"{self._says()} yields a {type(travelling).__name__}; it must yield tensors to reduce.",
                 )
             )
-        wire = f"allreduce.{self._name}" if self._count == 0 else f"allreduce.{self._name}.round{self._count}"
+        wire = self._wire if self._count == 0 else f"{self._wire}.round{self._count}"
         self._count += 1
         self._handle = self._submit(travelling, wire, quiet)
         return None

@@ -15,6 +15,7 @@ from typing import Any, Final
 import torch
 
 from horovod.base.words import joined
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import SCALER, Item, Kind, SameWeights
 
@@ -31,12 +32,13 @@ def same_weights(
     optimizer: torch.optim.Optimizer,
     named: Callable[[Any], Iterable[tuple[str, torch.Tensor]]],
     process_set: ProcessSet,
+    made: Made,
     scaler: Callable[[], Any] = lambda: None,
     state: bool = True,
 ) -> SameWeights:
-    """named: the parameters of the optimizer that are compared now. scaler: the GradScaler, if one is known.
+    """named: the parameters of the optimizer that are compared now. made: of the optimizer.
 
-    state: compares the optimizer's state too.
+    scaler: the GradScaler, if one is known. state: compares the optimizer's state too.
     """
     reference = weakref.ref(optimizer)  # which has this
 
@@ -44,7 +46,7 @@ def same_weights(
         owner = reference()
         return [] if owner is None else list(_things(owner, named(owner), scaler(), state))
 
-    return SameWeights(lambda: _digest(things()), lambda: _held(things()), process_set, _remedy)
+    return SameWeights(lambda: _digest(things()), lambda: _held(things()), process_set, _remedy, made)
 
 
 def _remedy(kinds: set[Kind]) -> str:

@@ -65,14 +65,14 @@ class Sender:
         if gradient.layout is not torch.strided:
             slot.sparse_dim = gradient.sparse_dim()
             if not self._sparse_as_dense:
-                wait = sparse_allreduce_async(gradient, slot.name, self._op, self._process_set)
+                wait = sparse_allreduce_async(gradient, slot.label, self._op, self._process_set)
                 slot.finish = lambda: slot.store(wait())
                 return
         if self._same is not None:
             self._same.before(slot.parameter, gradient)
         travelling, restore = self._pack(gradient)
         if self._in_rounds is not None:
-            rounds = Rounds(self._in_rounds, slot.name, travelling, self._submit)
+            rounds = Rounds(self._in_rounds, slot, travelling, self._submit)
             self._start_rounds(slot, rounds, travelling, restore, quiet)
             return
         handle = self._submit(travelling, slot.wire, quiet)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from horovod.common.optimizer_numbers import Made
+
 
 class Slot:
     """One parameter of a GradientReducer."""
@@ -20,6 +22,7 @@ class Slot:
         "fired_in",
         "gradient",
         "group",
+        "label",
         "name",
         "once",
         "parameter",
@@ -33,6 +36,7 @@ class Slot:
 
     def __init__(self, name: str, parameter: torch.Tensor, countdown: int) -> None:
         self.name = name
+        self.label = name  # the name by which other ranks know it
         self.wire = "allreduce." + name
         self.parameter = parameter
         self.countdown = countdown
@@ -52,6 +56,11 @@ class Slot:
         self.version = 0
         # After a backward pass that waited: the average, which must not be added to before the step.
         self.averaged: weakref.ref[torch.Tensor] | None = None
+
+    def rename(self, made: Made) -> None:
+        """made: of the optimizer."""
+        self.label = made.label(self.name)
+        self.wire = "allreduce." + self.label
 
     def hand_over(self, gradient: torch.Tensor) -> None:
         """The gradient is in flight from now on, and must stay as it is."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.torch import unreduced
 from horovod.torch.compression import Compressor, GradientCompressor
@@ -54,7 +55,8 @@ class WrappedOptimizer(_Base):
     _hvd_original: torch.optim.Optimizer
     _hvd_named: Named
     _hvd_arguments: Arguments
-    _hvd_wrap: Callable[[torch.optim.Optimizer, Named, Arguments], Any]  # made this one; pickle finds it by its name
+    _hvd_wrap: Callable[..., Any]  # made this one; pickle finds it by its name
+    _hvd_made: Made
     _hvd_stepping = False  # inside step(), for past_steps.py
     _hvd_checked: Sequence[int] = ()  # ids of the parameters that it had when they were last looked at
     backward_passes_per_step: int
@@ -98,7 +100,8 @@ class WrappedOptimizer(_Base):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         _follow(self._hvd_original, self)
-        return self._hvd_wrap, (self._hvd_original, self._hvd_named, self._hvd_arguments)
+        numbers = self._hvd_made.numbers()
+        return self._hvd_wrap, (self._hvd_original, self._hvd_named, self._hvd_arguments, True, numbers)
 
     def __copy__(self) -> Any:
         # It has the same parameters, so the same hooks serve it: with others each gradient would be reduced twice.

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from horovod.base.errors import OperationCode, coded
 from horovod.base.words import ranks_in_words, shortened
 
-from .operations import nobody_waits_for
+from .operations import nobody_waits_for, without_optimizer
 from .standing import Operation, Standing, Standings
 from .unnamed import counts_in_words
 
@@ -160,10 +160,18 @@ def _sentence(parted: Mapping[int, Operation], lacking: _Lacking, counts: str) -
         parts.append(
             f"{ranks_in_words(ranks)} {waits} for {name}{where}, which {ranks_in_words(others)} {have} not started"
         )
+    names = {name for (_, name), _ in groups}
+    numbers = ""
+    if len({without_optimizer(name) for name in names}) < len(names):
+        numbers = (
+            " Names that differ only in a number, as in weight#2, are of several distributed optimizers whose "
+            "parameters have equal names. The first one that a rank makes has number 1, so make all of them on all "
+            "ranks, in the same order."
+        )
     return coded(
         OperationCode.DEADLOCK,
         f"The ranks submit different operations and wait for each other: {shortened(parts, MAX_PARTS)}. "
         "These are the first operations at which they part. All ranks of a process set must call the same operations; "
         "look for a condition that differs between ranks, such as their number or the length of their data (hvd.join() "
-        f"is for ranks with less data).{counts and f' {counts}'}",
+        f"is for ranks with less data).{numbers}{counts and f' {counts}'}",
     )

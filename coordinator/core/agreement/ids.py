@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 from itertools import islice
 
 from .budget import Budget, text_bytes
-from .operations import Signature, is_unnamed
+from .operations import Signature, is_unnamed, without_optimizer
 
 MAX_IDS = 1 << 14  # ids are below this on the data plane
 USUAL_IDS = 1 << 12  # live ids before any is recalled; as many tensors as a large model has
@@ -121,7 +121,9 @@ class IdTable:
         self._given_up.update((hash(key), None) for key in keys)
         while len(self._given_up) > self._capacity:
             self._given_up.popitem(last=False)
-        pattern = _alike([name for name, _ in keys if name and not is_unnamed(name)])
+        # Optimizers that are made one after the other number the names of their parameters.
+        own = [name for name, _ in keys if name and without_optimizer(name) == name]
+        pattern = _alike([name for name in own if not is_unnamed(name)])
         # Twice, because a program with many operations starts all of them before any comes back.
         if self._pattern and pattern and _shape(self._pattern[0]) == _shape(pattern[0]) and not self._told:
             self.unrepeated, self._told = self._pattern[:SHOWN_NAMES], True

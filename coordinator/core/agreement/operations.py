@@ -7,6 +7,7 @@ first dimension is left out where it may differ between ranks and steps (`uneven
 
 import functools
 import hashlib
+import re
 
 from horovod.base.errors import OperationCode, coded
 from horovod.protos.messages import known_options
@@ -36,6 +37,7 @@ _NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.Operati
 _PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
 _UNNAMED = ".noname"
+_OPTIMIZER = re.compile(r"#[0-9]+(?=\.|$)")  # clients/horovod/common/optimizer_numbers.py
 
 # Ends the names of operations for which no rank waits: clients/horovod/common/ops/questions.py.
 _QUESTION = ".all_made.question"
@@ -114,6 +116,11 @@ def user_name(wire_name: str) -> str:
     """`fc1.weight` of `allreduce.fc1.weight`: the name as the user's script wrote it."""
     prefix, dot, rest = wire_name.partition(".")
     return rest if dot and prefix in _PREFIXES else wire_name
+
+
+def without_optimizer(wire_name: str) -> str:
+    """The name without the number of an optimizer whose parameters have names of another one: weight#2 is of weight."""
+    return _OPTIMIZER.sub("", wire_name)
 
 
 def is_unnamed(wire_name: str) -> bool:

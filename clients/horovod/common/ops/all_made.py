@@ -14,7 +14,6 @@ import contextlib
 import threading
 import weakref
 from array import array
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -32,17 +31,20 @@ from horovod.worker.runtime.context import Context, current
 _by_name: Final[dict[tuple[str, tuple[int, ...]], AllMade]] = {}
 
 
-def all_made(names: Iterable[str], process_set: ProcessSet, optimizer: object) -> AllMade:
-    """The AllMade of an optimizer, for as long as `optimizer` lives. names: its parameters' names, in any order."""
-    wire = f"allreduce.{min(names)}.all_made"
+def all_made(first: str, process_set: ProcessSet, optimizer: object) -> AllMade:
+    """The AllMade of an optimizer, for as long as `optimizer` lives or until it has another name.
+
+    first: the first of its parameters' names.
+    """
+    wire = f"allreduce.{first}.all_made"
     key = wire, tuple(process_set.ranks or ())
     one = _by_name.get(key)
     if one is None:
         one = _by_name[key] = AllMade(wire, process_set)
-        questions.watch(one)
     if not one.optimizers:
         one.end()  # the optimizer that had this object before is gone, perhaps in the middle of a step
     one.optimizers.add(optimizer)
+    questions.watch(one)
     one.process_set = process_set  # it has the same ranks as before, but may belong to another world
     return one
 
@@ -50,7 +52,8 @@ def all_made(names: Iterable[str], process_set: ProcessSet, optimizer: object) -
 class AllMade:
     """What this rank says of the steps of one optimizer: `say` and `hear` or `until_over` in each, then `end`.
 
-    Optimizers of equal names share one, as they share the operations of their gradients: rounds are counted by name.
+    Optimizers of one name, of which the later ones were made after a restart of the numbers, share one: rounds are
+    counted by name.
     """
 
     def __init__(self, wire: str | None, process_set: ProcessSet) -> None:

@@ -17,6 +17,7 @@ import cloudpickle
 
 from horovod._core import DType
 from horovod.base.errors import OperationCode, coded, without_code
+from horovod.common import optimizer_numbers
 from horovod.common.ops.collectives import ALLGATHER, BROADCAST, check_root
 from horovod.common.ops.framework import Span
 from horovod.common.ops.specs import set_number, spec
@@ -86,7 +87,10 @@ def broadcast_keeping(
         received = memoryview(body)[:length]
     if error is not None:
         raise error
-    return obj if is_root else _loads(received, kept)
+    if is_root:
+        return obj
+    with optimizer_numbers.of_root():
+        return _loads(received, kept)  # type: ignore[no-any-return]
 
 
 def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[T]:

@@ -20,6 +20,7 @@ from array import array
 from typing import TYPE_CHECKING, Final
 
 from horovod import _core
+from horovod.common import optimizer_numbers
 from horovod.common.basics import Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.specs import reduction
@@ -41,27 +42,36 @@ AGAIN: Final = 4
 # But at once, and so often in a wait, when a rank waits for words: it takes two or three questions to know who for.
 AT_ONCE: Final = 5
 
+# So many optimizers that are gone are still asked for: a search for hyperparameters makes one after the other.
+GONE_KEPT: Final = 16
+
 # A round's number has the joins of its world in its high bits, and in so many low bits the rounds since the last join.
 # Questions add up the numbers of all ranks in 64 bits, which is enough for 100,000 ranks and a million joins.
 ROUND_BITS: Final = 24
 
-_all: Final[list[AllMade]] = []
+_all: list[AllMade] = []  # replaced and never changed: other threads go through it
 _joins: tuple[weakref.ref[Context] | None, int] = None, 0  # (the world, how often all its ranks have joined)
 
 
 def watch(one: AllMade) -> None:
     """From now on, threads that wait long ask the question of this optimizer.
 
-    Also when its optimizers are gone: on another rank they may have lived long enough for a question, which then stands
-    until this rank asks it too.
+    Also for a while when its optimizers are gone: on another rank they may have lived long enough for a question, which
+    then stands until this rank asks it too.
     """
-    _all.append(one)
+    global _all
+    if one in _all:
+        return
+    with contextlib.suppress(ValueError):  # there is no world
+        one.round = max(one.round, first_round())  # ranks may have joined meanwhile
+    gone = [other for other in _all if not other.optimizers and not other.question.stands()]
+    _all = [*(other for other in _all if other not in gone[:-GONE_KEPT]), one]
     _core.on_impatience(_wait_lasts)
 
 
 def standing(process_set: int) -> int:
     """How many questions are unanswered in the process set with this engine number."""
-    return sum(one.question.stands(process_set) for one in _all)
+    return sum(one.question.stands() and one.question.process_set == process_set for one in _all)
 
 
 def joined() -> None:
@@ -84,6 +94,7 @@ def first_round() -> int:
 
 def _wait_lasts(wait: int, waited_us: int, process_set: int) -> None:
     """Called while this thread waits long for an operation of a process set. Each wait has a number."""
+    optimizer_numbers.guess_late()
     ident = threading.get_ident()
     # Of a backward pass on a GPU, autograd's thread waits while the one that trains waits in backward().
     trains = isinstance(threading.current_thread(), threading._DummyThread)
@@ -103,7 +114,7 @@ class Question:
 
     def forget(self) -> None:
         self._handle: _core.Handle | None = None  # the question's operation while it is unanswered, else None
-        self._process_set = 0
+        self.process_set = 0  # in which it stands
         self._sums = array("q", [0] * NUMBERS)
         self._asked = Asked(None, 0, False)
         self._state: object = None  # what this rank waited for when it asked
@@ -113,8 +124,8 @@ class Question:
         self._due_us = 0  # how long that wait must last before this rank asks again
         self._at_once = 0  # how often in that wait this rank has asked again at once
 
-    def stands(self, process_set: int) -> bool:
-        return self._handle is not None and self._process_set == process_set and not self._handle.done()
+    def stands(self) -> bool:
+        return self._handle is not None and not self._handle.done()
 
     def look(self, wait: int, waited_us: int, process_set: int, patience_us: int) -> None:
         owner = self._owner
@@ -149,5 +160,5 @@ class Question:
         address, _ = self._sums.buffer_info()
         span = (address, address, _core.DType.INT64, (NUMBERS,))
         spec = reduction(_core.OpType.ALLREDUCE, Sum, 1.0, 1.0, process_set)
-        self._process_set = process_set
+        self.process_set = process_set
         self._handle = current().engine.submit(spec, wire, (span,), self._sums, wait_follows=quiet, unawaited=True)

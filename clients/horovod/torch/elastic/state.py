@@ -12,6 +12,7 @@ import torch
 from horovod.common.basics import rank
 from horovod.common.elastic import OPTIMIZER, ObjectState, check_results
 from horovod.common.ops.objects import allgather_object, broadcast_keeping, broadcast_object
+from horovod.common.optimizer_numbers import Made
 from horovod.common.state_parts import Parts, find_parts
 from horovod.torch.elastic.sampler import ElasticSampler
 from horovod.torch.optimizer_state import broadcast_optimizer_state
@@ -275,6 +276,10 @@ class TorchState(ObjectState):
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
             check_results()
+
+    def _optimizers(self) -> list[Made]:
+        values = [handler.value for _, handler in sorted(self._handlers.items())]
+        return [value._hvd_made for value in values if hasattr(value, "_hvd_made")]
 
     def save(self) -> None:
         self._settle()

@@ -1,0 +1,293 @@
+"""Numbers of optimizers whose parameters have equal names, such as those of two models of one class.
+
+Names match operations across ranks, so two optimizers need different ones: the second one that has a parameter `weight`
+calls it `weight#2`, the third one `weight#3`. Ranks may use optimizers in any order, because the order in which they
+make them gives the number. Ranks do not ask each other; no number comes back, so neither the garbage collector nor a
+rank that keeps an old optimizer changes one.
+
+    made                     numbered at once, if there is a world
+    copied, unpickled        numbered in its first step, together with all other copies that have no number, in the
+                             order in which they were made: a copy that one rank only keeps changes nothing
+    received from root       has the number that it has on root: hvd.broadcast_object((model, optimizer)); unless this
+                             rank uses one of its own that has it
+    made before `restart`    numbered again as copies are, before these
+
+`restart` begins with 1 again, on all ranks: in a new world, and whenever a training function is called by something
+that calls it on all ranks, since the processes of a world have different pasts. A process that has just come to an
+elastic job has made fewer optimizers than the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.script import NOT_THE_SCRIPT
+from horovod.worker.runtime.context import Context, current
+
+_FRAMES: Final = 3  # of the script, which say where an optimizer was made
+_NO_SCRIPTS: Final = NOT_THE_SCRIPT | {"copy", "pickle", "cloudpickle", "functools"}
+
+Ranks = tuple[int, ...]  # of a process set; () for the global one
+Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and where the optimizer was made
+Line = tuple[int, str, list[str]]  # a number, where its optimizer was made, and where those of all numbers were
+
+
+class _Given:
+    """What was numbered since the last restart."""
+
+    def __init__(self) -> None:
+        self.count: dict[tuple[Ranks, str], int] = {}  # of the optimizers that have a parameter of this name
+        self.sites: dict[tuple[Ranks, str], list[str]] = {}  # by the first of its names, where each one was made
+
+
+_lock = threading.RLock()  # around what follows; steps begin in autograd's threads too
+_given = _Given()
+_world: weakref.ref[Context] | None = None  # the world of _given
+_created = 0
+_all: weakref.WeakSet[Made] = weakref.WeakSet()
+_late: weakref.WeakSet[Made] = weakref.WeakSet()  # those of them that get their number in a step
+_guessed = False  # whether these have the numbers that they would get now
+_receiving = threading.local()  # has an attribute `root` while this thread unpickles what root has sent
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of a parameter on the wire. The first optimizer leaves it as it is: `weight`, then `weight#2`."""
+    return name if number == 0 else f"{name}#{number + 1}"
+
+
+class Made:
+    """What an optimizer's parameters are called on the wire. The optimizer alone holds it."""
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        process_set: ProcessSet,
+        is_copy: bool = False,
+        numbers: Numbers | None = None,
+    ) -> None:
+        """names: of the parameters. is_copy: made by copying or by unpickling. numbers: of the one that was copied."""
+        global _created, _guessed
+        self.is_copy = is_copy
+        self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
+        self.site = _site_of_script()
+        self.tell: weakref.WeakMethod[Callable[[], None]] | None = None  # is called when names on the wire are others
+        self._number_of = dict.fromkeys(sorted(names), 0)
+        self._given: _Given | None = None  # to which these belong
+        self._begun: _Given | None = None  # to which they belonged in the last step
+        self._on_root: tuple[_Given, Numbers] | None = None  # of one that was received and has taken no step
+        self._in_step = False
+        with _lock:
+            _created += 1
+            self.created = _created
+            _all.add(self)
+            _late.add(self)
+            _guessed = False
+            if not _enter_world():
+                return
+            if numbers is not None and hasattr(_receiving, "root"):
+                self._on_root = _given, numbers
+                _late.discard(self)
+            elif not is_copy:
+                _give(self)
+
+    def label(self, name: str) -> str:
+        """The name of a parameter on the wire."""
+        return numbered(name, self._number_of[name])
+
+    def first(self) -> str:
+        """The first of the names on the wire; stays the same when parameters are added."""
+        return self.label(next(iter(self._number_of)))
+
+    def add(self, names: Iterable[str]) -> None:
+        """More parameters."""
+        with _lock:
+            for name in sorted(set(names) - self._number_of.keys()):
+                self._number_of[name] = 0 if self._given is None else _next(self._given, self.ranks, name)
+
+    def begin(self) -> None:
+        """A step begins. ValueError: there is no world."""
+        with _lock:
+            if not _enter_world():
+                current()  # says so
+            self._in_step = False
+            if self._given is not _given and not _give_as_on_root(self):
+                _give_late(self)
+            self._begun = _given
+            self._in_step = True
+
+    def end(self) -> None:
+        """The step has ended, or was given up."""
+        self._in_step = False
+
+    def retire(self) -> None:
+        """It takes no more steps."""
+        with _lock:
+            _all.discard(self)
+            _late.discard(self)
+
+    def numbers(self) -> Numbers | None:
+        """What goes along with a copy; None: it has no number."""
+        return (dict(self._number_of), self.site) if self._given is _given else None
+
+    def line(self) -> Line:
+        """What ranks tell each other of it, for `check_order`."""
+        with _lock:
+            name = next(iter(self._number_of))
+            return self._number_of[name], self.site, list(_given.sites.get((self.ranks, name), ()))
+
+
+def restart(first: Iterable[Made] = ()) -> None:
+    """Numbers begin with 1 again. All ranks call this before they make and use the same optimizers.
+
+    first: get their numbers now, in this order. The others get theirs in a step.
+    """
+    global _given, _guessed
+    with _lock:
+        _given, _guessed = _Given(), False
+        _late.update(one for one in _all if one._on_root is None)
+        if _enter_world():
+            for one in first:
+                _give(one)
+
+
+@contextlib.contextmanager
+def of_root() -> Iterator[None]:
+    """What this thread unpickles meanwhile is what root has sent to all ranks; root keeps its own."""
+    _receiving.root = True
+    try:
+        yield
+    finally:
+        del _receiving.root
+
+
+def guess_late() -> None:
+    """Gives those without a number the one that they would get now: others may wait for a rank that begins no step.
+
+    They get their numbers for good in a step: until then more may be made, or some may be gone.
+    """
+    global _given, _guessed
+    with _lock:
+        if _guessed or not _late or not _enter_world():
+            return
+        _guessed = True
+        good = _given
+        _given = _Given()
+        _given.count.update(good.count)
+        late = _in_order(_late)
+        for one in late:
+            _give(one)
+        _given = good
+        _late.update(late)
+
+
+def check_order(lines: Mapping[int, Line]) -> None:
+    """ValueError if ranks made optimizers of equal names in another order.
+
+    lines: by rank, what it says of the optimizer that is meant by one name on the wire. Ranks may make it at different
+    lines of a script. But if the line of one rank's optimizer made another number on another rank, the two optimizers
+    get each other's gradients.
+    """
+    for rank, (number, site, _) in lines.items():
+        for other, (its_number, its_site, sites) in lines.items():
+            if site != its_site and site in sites:
+                raise ValueError(
+                    coded(
+                        TrainingCode.DIFFERENT_ORDER,
+                        "Several distributed optimizers have parameters of the same names, and the ranks have not made "
+                        f"them in the same order, so that their gradients are mixed up. The one that rank {rank} made "
+                        f"at {site} is number {number + 1} there and number {sites.index(site) + 1} on rank {other}, "
+                        f"whose number {its_number + 1} was made at {its_site}. Make the optimizers in the same order "
+                        "on all ranks, or give the parameters of each model names of their own (named_parameters). No "
+                        "rank has taken the step.",
+                    )
+                )
+
+
+def _enter_world() -> bool:
+    """Whether there is a world. Numbers of another one are over."""
+    global _world
+    try:
+        world = current()
+    except ValueError:
+        return False
+    if _world is None or _world() is not world:
+        _world = weakref.ref(world)
+        restart()
+    return True
+
+
+def _next(given: _Given, ranks: Ranks, name: str) -> int:
+    number = given.count.get((ranks, name), 0)
+    given.count[ranks, name] = number + 1
+    return number
+
+
+def _give(made: Made) -> None:
+    before = made._number_of
+    made._given = _given
+    made._number_of = {name: _next(_given, made.ranks, name) for name in before}
+    if made._number_of:
+        _given.sites.setdefault((made.ranks, next(iter(before))), []).append(made.site)
+    _late.discard(made)
+    if made._number_of != before and made.tell is not None and (tell := made.tell()) is not None:
+        tell()
+
+
+def _give_as_on_root(made: Made) -> bool:
+    """Gives one that root has sent root's numbers, unless one of this rank has taken a step with them."""
+    on_root, made._on_root = made._on_root, None
+    if on_root is None or on_root[0] is not _given:
+        return False
+    number_of, site = on_root[1]
+    same = [one for one in _all if one._given is _given and one.ranks == made.ranks]
+    same = [one for one in same if number_of.items() & one._number_of.items()]
+    if any(one._begun is _given for one in same):
+        return False
+    for one in same:
+        one._given = None  # it gets others if it takes a step
+    made.is_copy, made.site, made._given, made._number_of = False, site, _given, dict(number_of)
+    for name, number in number_of.items():
+        _given.count[made.ranks, name] = max(_given.count.get((made.ranks, name), 0), number + 1)
+    if made.tell is not None and (tell := made.tell()) is not None:
+        tell()
+    return True
+
+
+def _give_late(first: Made) -> None:
+    """`first` begins a step, and others get their numbers with it."""
+    global _guessed
+    late = [one for one in _in_order(_late) if one.ranks == first.ranks and (first.is_copy or not one.is_copy)]
+    _guessed = False
+    for one in late if first in late else [*late, first]:
+        _give(one)
+
+
+def _in_order(late: Iterable[Made]) -> list[Made]:
+    several = sorted((one for one in late if not one._in_step), key=lambda one: (one.is_copy, one.created))
+    names: list[Any] = [name for one in several for name in one._number_of]
+    if len(set(names)) == len(names):
+        return several
+    # Those that nobody holds any more may be in a cycle of references, and must not get a number.
+    alive = weakref.WeakSet(several)
+    del several
+    gc.collect()
+    return sorted(alive, key=lambda one: (one.is_copy, one.created))
+
+
+def _site_of_script() -> str:
+    """The lines of the script that run: `train.py:12`, and where that was called from."""
+    lines: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None and len(lines) < _FRAMES:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NO_SCRIPTS:
+            lines.append(f"{frame.f_code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return sys.intern(", called from ".join(lines) or "an unknown line")
