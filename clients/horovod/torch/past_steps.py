@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.torch.untraced import is_compiling
 from horovod.worker.runtime.context import current, is_member
 
 
@@ -30,7 +31,7 @@ class _Guard:
 
     def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         # Another distributed optimizer may have been made of the same one.
-        if torch.compiler.is_compiling() or getattr(optimizer, "_hvd_stepping", False):
+        if is_compiling() or getattr(optimizer, "_hvd_stepping", False):
             return None
         check = self._check()
         if check is None or not is_member() or current().settings.different_weights == "ignore":

@@ -15,6 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod.common.script import level_of_the_script
+from horovod.torch.untraced import is_compiling
 from horovod.worker.runtime.context import current, is_member
 
 STEPS: Final = 100  # of one optimizer, before anything is said: scripts may average weights every so many steps
@@ -36,7 +37,7 @@ class Unreduced:
             self._hook = None
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if torch.compiler.is_compiling() or not is_member():
+        if is_compiling() or not is_member():
             return
         context = current()
         if context.world.size == 1 or context.settings.different_weights == "ignore":

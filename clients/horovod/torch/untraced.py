@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Whether torch.compile traces the caller. PyTorch has it in torch.compiler since 2.3.
+is_compiling: Final[Callable[[], bool]] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
 
 
 def untraced(function: _Function) -> _Function:

@@ -302,9 +302,14 @@ class Chaos:
         return lives[int(event.choice * len(lives))] if lives else None
 
     def _with_state(self) -> list[Rank]:
-        """Before the first world stands, those for whom it waits."""
+        """Those of the latest world: others may lack what it has committed, and a job ends when that is lost.
+
+        Before the first world stands, those for whom it waits.
+        """
         lives = [rank for rank in self._ranks if rank.lives and not rank.is_done]
-        return [rank for rank in lives if rank.world] or [rank for rank in lives if rank in self._ranks[: self._size]]
+        if latest := self._latest():
+            return [rank for rank in lives if rank.world == latest]
+        return [rank for rank in lives if rank in self._ranks[: self._size]]
 
     def _affected(self) -> list[Rank]:
         """By a fault that lasts."""
