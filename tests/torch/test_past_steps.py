@@ -260,7 +260,8 @@ def _uneven() -> None:
     """Rank 0 drops its last averages, which rank 1 steps with, or does not have since it has joined."""
     import horovod.torch as hvd
 
-    for between in (hvd.join, lambda: (hvd.shutdown(), hvd.init())):
+    # The barrier: a rank that leaves early breaks what the other one has not finished yet.
+    for between in (hvd.join, lambda: (hvd.barrier(), hvd.shutdown(), hvd.init())):
         model = linear()
         optimizer = distributed_sgd(model)
         for step in range(3):
