@@ -170,7 +170,7 @@ def attack(kind: str, port: int, web: int, began: Event, ends: Event, held: mult
                 if number < CONNECTIONS:
                     standing.append(Attacker(web if kind == "probes" else port, number, begins=kind == "idle"))
                 else:
-                    time.sleep(0.01)
+                    ends.wait()
             elif kind in ("requests", "health"):
                 path = f"{HEALTH}Check" if kind == "health" else "/horovod.v1.Jobs/Submit"
                 if number < 100:
@@ -184,7 +184,7 @@ def attack(kind: str, port: int, web: int, began: Event, ends: Event, held: mult
                     for _ in range(STREAMS):
                         standing[-1].call(f"{HEALTH}Watch")
                 else:
-                    time.sleep(0.01)
+                    ends.wait()
             elif kind == "gzip":
                 options = [("grpc.max_send_message_length", -1)]
                 with grpc.insecure_channel(f"127.0.0.1:{port}", options) as channel, contextlib.suppress(grpc.RpcError):
