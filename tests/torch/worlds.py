@@ -153,7 +153,13 @@ class World:
             if not ready:
                 self._print_stacks(missing)
                 self.close()
-                raise AssertionError(f"ranks {missing} did not finish {function.__name__} in {deadline_seconds} s")
+                others = "".join(
+                    f"\nrank {rank} answered: {outcome.text or outcome.exit_code or 'all is well'}"
+                    for rank, outcome in enumerate(outcomes)
+                    if outcome is not None
+                )
+                sentence = f"ranks {missing} did not finish {function.__name__} in {deadline_seconds} s"
+                raise AssertionError(sentence + others)
             for rank in missing:
                 if self._pipes[rank] not in ready:
                     continue
