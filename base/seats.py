@@ -1,4 +1,4 @@
-"""Who has to make room when more come than can be served at a time, and nobody has proved yet who they are.
+"""Which connection ends when more clients connect than a server can keep, and none has shown a token yet.
 
 Refusing newcomers would let a few strangers who come and say nothing keep everybody else out: a seat is taken for as
 long as they like. So a newcomer always gets a seat, and another guest loses its own. An honest client speaks as soon as
@@ -61,7 +61,7 @@ class Seats(Generic[Guest]):
         return going
 
     def spoke(self, guest: Guest) -> None:
-        """The guest has said what it wants. Nothing happens if it has no seat any more."""
+        """Notes that the guest has sent its request. Does nothing if the guest has lost its seat."""
         if (peer := self._peer_of.get(guest)) is not None and guest in self._peers[peer].silent:
             del self._peers[peer].silent[guest]
             self._peers[peer].spoken[guest] = None

@@ -205,7 +205,7 @@ class WebServer:
             return Answer(f"{_OTHER_HOST}\n", HTTPStatus.MISDIRECTED_REQUEST)
         if self._token is None or _equal(headers.get("authorization", ""), f"Bearer {self._token}"):
             return None
-        # The cookie opens these pages and nothing else: it tells nobody the token.
+        # Somebody who reads the cookie can open these pages, but does not learn the token.
         cookie = hmac.new(self._token.encode(), b"horovod pages", hashlib.sha256).hexdigest()
         if query.startswith(_LINK) and _equal(unquote(query.removeprefix(_LINK)), self._token):
             secure = "; Secure" if self._tls is not None else ""

@@ -37,7 +37,8 @@ class Backend(Protocol):
 
     Aggregation: Callable[[int, bool, bool], Aggregation]
 
-    # optimizer: applies them. What it holds is compared over the ranks (common/counted_weights.py).
+    # optimizer: the one that will apply the gradients. Ranks compare the state that it holds
+    # (common/counted_weights.py).
     def reduced_but_local(
         self,
         gradients: Sequence[Any],

@@ -67,7 +67,7 @@ class VariablesState(ObjectState):
         ours = {identity(one) for one in self._variables()}
         classes = classes_of("optimizer")
         for one in gc.get_objects():
-            # Optimizers of Keras 3 know what they train; others do not.
+            # Optimizers of Keras 3 keep a list of the variables that they train; those of tf_keras keep none.
             if issubclass(type(one), classes) and any(
                 identity(each) in ours for each in getattr(one, "_trainable_variables", ())
             ):

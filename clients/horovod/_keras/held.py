@@ -51,7 +51,7 @@ def note_differences(optimizer: Any, variables: Mapping[int, Any]) -> None:
 
 
 class _Things:
-    """What is compared. Keeps nothing alive."""
+    """What ranks compare of a model and its optimizer, both of which it refers to weakly."""
 
     def __init__(self, variables: Mapping[str, Any], optimizer: Any, values: Callable[[Any], Any]) -> None:
         self._variables = {name: weakref.ref(one) for name, one in variables.items()}

@@ -62,7 +62,11 @@ class Distribution:
     def reduce(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], loss_scaled: bool
     ) -> list[Any]:
-        """optimizer: applies them. loss_scaled: who applies them skips what is not finite."""
+        """The gradients, reduced over the ranks.
+
+        optimizer: the one that will apply them. loss_scaled: a LossScaleOptimizer applies them, which skips a step with
+        infinite gradients.
+        """
         local = set(self.local)
         results: list[Any] = self.backend.reduced_but_local(gradients, variables, local, self.reduction, optimizer)
         return self.backend.agreed(results, variables, local, self.reduction) if loss_scaled else results

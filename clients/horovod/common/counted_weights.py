@@ -90,7 +90,10 @@ class CountedWeights:
         self._same.ask()
 
     def is_due(self, call: int = 0) -> bool:
-        """Counts a step. The same on all ranks. call: tells apart what has one name on the wire."""
+        """Counts a step, and says whether weights are compared in it: the same on all ranks.
+
+        call: a key for each of several operations that have one name on the wire.
+        """
         if not is_member():
             return False
         settings = current().settings

@@ -248,8 +248,9 @@ class ObjectState(State):
                 )
 
     def _warn_of_optimizers_left_out(self) -> None:
-        """Once of each optimizer that trains what this state keeps and that remembers what it does not keep, such as
-        momentum: a newcomer would begin without it, and the ranks' weights would part.
+        """Warns once of each optimizer that trains this state's weights and is not part of the state itself.
+
+        A newcomer would begin without its momentum and the like, and the ranks' weights would part.
         """
         if self._left_out is None:
             self._left_out = [weakref.ref(one) for one in self._optimizers_left_out()]
@@ -267,7 +268,7 @@ class ObjectState(State):
                 )
 
     def _optimizers_left_out(self) -> Iterable[Any]:
-        """Optimizers of this process that are not part of this state but train what is."""
+        """The optimizers of this process that train this state's weights and are not part of the state."""
         return ()
 
     def _memory_of(self, optimizer: Any) -> list[str] | None:

@@ -41,7 +41,7 @@ Line = tuple[int, str, list[str]]  # a number, where its optimizer was made, and
 
 
 class _Given:
-    """What was numbered since the last restart."""
+    """The numbers that optimizers got since the last restart."""
 
     def __init__(self) -> None:
         self.count: dict[tuple[Ranks, str], int] = {}  # of the optimizers that have a parameter of this name
