@@ -137,23 +137,33 @@ class MembershipService(MembershipServicer):
     async def _be_served(
         self, job: str, context: Context, who: str, unreachable: str = "", joins: bool = False
     ) -> None:
-        """Ends the stream unless this coordinator serves the job; a process that joins is told why it has to wait."""
+        """Ends the stream unless this coordinator serves the job; a process that joins is told why it has to wait.
+
+        The job is served when this returns, and until the caller awaits something else. A job is released when its last
+        member has gone, which may be just now: a process that joined a job which nobody serves would wait for ever.
+        """
+        while True:
+            if address := await self._who_serves(job, context, who, unreachable, joins):
+                await context.write(pb.MembershipEvent(redirect=pb.Redirect(address=address)))
+                sentence = coded(ClusterCode.NOT_SERVED_HERE, f"The job is served by {address}.")
+                await context.abort(grpc.StatusCode.UNAVAILABLE, sentence)
+            if self._hub.serving.guard(job) is not None:
+                return
+
+    async def _who_serves(self, job: str, context: Context, who: str, unreachable: str, joins: bool) -> str:
+        """As `Hub.serve`, which may have to wait for the store."""
         asking = asyncio.get_running_loop().create_task(self._hub.serve(job, unreachable, joins))
         try:
             async with own_errors(context, who):
                 if joins and not (await asyncio.wait({asking}, timeout=TOLD_AFTER_S))[0]:
                     sentence = "it asks its store who serves the job, and has had no answer yet"
                     await context.write(pb.MembershipEvent(progress=pb.Progress(sentence=sentence)))
-                address = await asking
+                return await asking
         except StoreError as error:
             sentence = coded_like(error, f"{without_code(error)} Without it no job can be served.")
             await context.abort(grpc.StatusCode.UNAVAILABLE, sentence)
         finally:
             await end_tasks([asking])
-        if address:
-            await context.write(pb.MembershipEvent(redirect=pb.Redirect(address=address)))
-            sentence = coded(ClusterCode.NOT_SERVED_HERE, f"The job is served by {address}.")
-            await context.abort(grpc.StatusCode.UNAVAILABLE, sentence)
 
     async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
         await self._access.admit(context, None)

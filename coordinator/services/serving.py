@@ -164,10 +164,13 @@ class Serving:
                 del self._guards[job]
                 await release(self._store, guard)
             except FencedError:
+                if not is_idle():  # a process has come meanwhile, and must look for who serves the job
+                    self.fenced(job, guard)
                 self._guards.pop(job, None)
-            except StoreError as error:  # the next request for the job finds out that it is not served here
-                self._guards.pop(job, None)
+            except StoreError as error:
                 _log.info("Job %r is over, but the store does not know it: %s", job, error)
+                if is_idle():  # the next request for the job finds out that it is not served here
+                    self._guards.pop(job, None)
 
     def fenced(self, job: str, guard: Guard) -> None:
         """A write under the job's guard was refused, so another coordinator serves it."""

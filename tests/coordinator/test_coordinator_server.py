@@ -27,7 +27,8 @@ from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.core.agreement.budget import MAX_WORLD_BYTES
 from horovod.coordinator.core.world.checks import MAX_SIZE
 from horovod.coordinator.server import CoordinatorServer, EmbeddedCoordinator
-from horovod.coordinator.store import MemoryStore
+from horovod.coordinator.services.serving import Serving
+from horovod.coordinator.store import Guard, MemoryStore
 from horovod.coordinator.store.jobs import epoch_key, world_key
 from horovod.protos.v1 import membership_pb2
 
@@ -164,6 +165,27 @@ def test_the_store_holds_the_world_while_it_lives_and_the_epoch_for_ever() -> No
         await store.close()
 
     asyncio.run(body())
+
+
+def test_a_job_that_is_released_while_a_process_comes_is_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last world has ended just now. A world of this size once waited until its start timeout."""
+    serve = Serving.serve
+    released: list[Guard | None] = []
+
+    async def nothing(_guard: Guard) -> None:
+        pass
+
+    async def then_release(self: Serving, job: str, unreachable: str = "", joins: bool = False) -> str:
+        address = await serve(self, job, unreachable, joins)
+        if not released:
+            await self.release(job, lambda: True, nothing)
+            released.append(self.guard(job))
+        return address
+
+    monkeypatch.setattr(Serving, "serve", then_release)
+    with EmbeddedCoordinator() as coordinator, Crew(coordinator.address) as crew:
+        crew.world(1)
+    assert released == [None]
 
 
 class Recording(MemoryStore):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import grpc
+import pytest
 from coordinator_builders import request
 from resources import eventually
 from stopped_jobs import let_pass
@@ -18,7 +20,7 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.leading import LEADER, Leading
 from horovod.coordinator.services.outbox import Outbox
-from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError, UncertainError
+from horovod.coordinator.store import Entry, FencedError, Guard, MemoryStore, StoreError, UncertainError
 from horovod.coordinator.store.jobs import serving_key
 from horovod.protos.v1 import membership_pb2 as pb
 
@@ -126,6 +128,29 @@ def test_who_does_not_know_whether_it_has_taken_a_key_takes_it_once_more() -> No
             assert entry is not None
             assert guard == Guard(key, entry.revision)
         await leading.resign()
+        await hub.stop()
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
+
+
+@pytest.mark.parametrize("error", [StoreError("It does not answer."), FencedError("Another coordinator serves it.")])
+def test_a_process_that_comes_while_the_release_of_its_job_fails_does_not_wait_for_ever(error: StoreError) -> None:
+    async def story() -> None:
+        hub = Hub(MemoryStore())
+        assert await hub.serve(JOB) == ""
+        events: EventOutbox = Outbox(100)
+
+        async def fail(_guard: Guard) -> None:
+            assert hub.join(request("m0", job=JOB, size=1), events) == ""
+            raise error
+
+        await hub.serving.release(JOB, lambda: not hub.overview(), fail)
+        if isinstance(error, FencedError):
+            await events.ended.wait()  # it comes again
+            assert events.failure is not None
+            assert events.failure[0] is grpc.StatusCode.UNAVAILABLE
+        else:
+            assert (await next_of(events, "world", [])).world.epoch == 1
         await hub.stop()
 
     asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
