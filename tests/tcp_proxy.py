@@ -20,6 +20,8 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._wake, self._woken = socket.socketpair()
         self.answered_bytes = 0  # that came from the coordinator; written by the proxy's thread
+        self.seen: bytearray | None = None  # all bytes of both directions; None: they are not kept
+        self.alters = False  # the last bit of whatever comes, in both directions
         self._lock = threading.Lock()  # guards the five below
         self._other: dict[socket.socket, socket.socket] = {}
         self._far: set[socket.socket] = set()  # those to the coordinator
@@ -116,6 +118,10 @@ class Proxy:
                 data = one.recv(1 << 16)
                 if one in self._far:
                     self.answered_bytes += len(data)
+                if self.seen is not None:
+                    self.seen += data
+                if data and self.alters:
+                    data = data[:-1] + bytes([data[-1] ^ 1])
                 other.sendall(data)
             except OSError:
                 data = b""

@@ -15,6 +15,7 @@ from certificates import Authority
 from error_codes import ends_with
 from resources import eventually
 from runtime_harness import threads_of_streams
+from tcp_proxy import Proxy
 from test_runtime_session import answering, echo, refusal, request
 
 from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of
@@ -56,6 +57,36 @@ def test_tls_and_mtls(ours: Authority) -> None:
             joins(coordinator.address, coordinator.token, ours.client(cert=mutual))
             joins(coordinator.address, None, ours.client(cert=mutual))  # finds the token
     assert not threads_of_streams()
+
+
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
+def test_who_reads_the_network_sees_the_token_only_without_tls(ours: Authority, with_tls: bool) -> None:
+    token = "0123456789abcdef0123456789abcdef"
+    with (
+        EmbeddedCoordinator(tls=ours.server() if with_tls else None, token=token) as coordinator,
+        Proxy(coordinator.address) as network,
+    ):
+        network.seen = bytearray()
+        session = Session(network.address, token, tls=ours.client() if with_tls else None)
+        try:
+            secret = session.join(request(size=1), time.monotonic() + 20).secret
+        finally:
+            session.close()
+        for what in (token.encode(), secret):
+            assert (what in network.seen) is not with_tls, what
+        assert network.seen
+
+
+def test_bytes_that_are_changed_on_the_way_reach_nobody(ours: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    with EmbeddedCoordinator(tls=ours.server(), token="t") as coordinator, Proxy(coordinator.address) as network:
+        joins(network.address, "t", ours.client())
+        network.alters = True
+        assert refusal(network.address, token="t", tls=ours.client())
+        network.alters = False
+        joins(network.address, "t", ours.client())
+        assert coordinator.server is not None
+        assert coordinator.server.overview() == [], "nobody has got in"
+    assert "of the coordinator itself" not in caplog.text
 
 
 def test_a_token_is_asked_for_over_tls_too(ours: Authority) -> None:
