@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 def pins(pyproject: str, constraints: str) -> list[str]:
     """The dependencies in the versions that are tested, as "name==version"."""
     lists = re.findall(rf"^(?:dependencies|{'|'.join(_EXTRAS)}) = \[(.*?)\]\n", pyproject, re.DOTALL | re.MULTILINE)
-    wanted = {_NAME.match(one)[0].lower() for text in lists for one in re.findall(r'"(.*?)"', text)}  # type: ignore[index]
+    wanted = {_NAME.match(one)[0].lower() for text in lists for one in re.findall(r'"(.*?)"', text)}
     pinned = {line.partition("==")[0].lower(): line for line in constraints.splitlines() if "==" in line}
     return [pinned[name] for name in sorted(wanted)]
 
