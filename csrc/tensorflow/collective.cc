@@ -424,7 +424,8 @@ void run_collective(void* given, TF_OpKernelContext* context, TF_AsyncOpKernelDo
   auto call = std::make_unique<Call>(kernel, context);
   const EngineReference engine;
   if (!engine.get()) {
-    fail(context, kFailedPrecondition, kNotInitialized);
+    const Answer why = ask(Question::set_number);  // Python knows whether this process is the child of a rank
+    fail(context, kFailedPrecondition, why.code == kOk ? kNotInitialized : why.sentence.c_str());
   } else if (prepare(*call, engine.get())) {
     if (!kernel.wait) return start(engine.get(), std::move(call), done);
     run(engine.get(), std::move(call));

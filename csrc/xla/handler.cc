@@ -188,7 +188,10 @@ Error* run_call(CallFrame& frame, const Place& place) {
   const auto element_bytes = attributes.number<int32_t>("element_bytes");
   const bool fills_results = type == Collective::allreduce || type == Collective::broadcast;
   const EngineReference engine;
-  if (!engine.get()) return error(frame.api, kFailedPrecondition, kNotInitialized);
+  if (!engine.get()) {
+    const Answer why = g_host.set_number(0);
+    return error(frame.api, kFailedPrecondition, why.code == kOk ? kNotInitialized : why.sentence.c_str());
+  }
 
   HorovodCall call{};
   call.struct_bytes = sizeof(call);

@@ -6,6 +6,7 @@ ranks with averages can do rightly, all ranks get the same error before one has 
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -330,6 +331,92 @@ def _restored() -> None:
 
 def test_a_step_that_a_rank_gives_up(pair: World) -> None:
     pair.run(_restored)
+
+
+def _given_up(adasum: bool) -> bool:
+    """All ranks load a state while the gradients of each one's own part are in flight, and train at once."""
+    import torch
+
+    import horovod.torch as hvd
+
+    model = _model()
+    optimizer = distributed_sgd(model, **({"op": hvd.Adasum} if adasum else {}))
+    saved = copy.deepcopy(optimizer.state_dict())
+    if hvd.rank() == 0:
+        model[2](_batch(0, 0, 0)[:, :3]).square().mean().backward()
+    else:
+        model[0](_batch(0, 1, 0)).square().mean().backward()
+    optimizer.load_state_dict(saved)
+    for step in range(2):
+        optimizer.zero_grad()
+        model(_batch(step, hvd.rank(), 0)).square().mean().backward()
+        optimizer.step()
+    weights = _weights(model)
+    alone = _model()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(2):
+        plain.zero_grad()
+        for rank in range(2):
+            (alone(_batch(step, rank, 0)).square().mean() / 2).backward()
+        plain.step()
+    is_same = torch.equal(*hvd.allgather(weights[None], name="weights"))
+    return is_same and (adasum or torch.allclose(weights, _weights(alone)))
+
+
+def test_all_ranks_give_a_step_up(pair: World) -> None:
+    assert pair.run(_given_up, False) == [True, True]
+
+
+@pytest.fixture(scope="module")
+def overlapping() -> Iterator[Keeper]:
+    with Keeper(2, "shm", {"HOROVOD_ADASUM_OVERLAP": "1"}) as keeper:
+        yield keeper
+
+
+def test_all_ranks_give_a_step_up_with_overlapping_adasum(overlapping: Keeper) -> None:
+    assert overlapping.get().run(_given_up, True) == [True, True]
+
+
+def _given_up_by_one(way: str) -> str:
+    """Rank 0 loads a state in the middle of a step, and rank 1 takes the step."""
+    import torch
+
+    import horovod.torch as hvd
+
+    model = _model()
+    optimizer = distributed_sgd(model)
+    before = _weights(model).clone()
+    said = ""
+    if hvd.rank() == 0:
+        hidden = model[:2](_batch(0, 0, 0))
+        if way == "failed":
+            hidden.register_hook(_fail)
+            with pytest.raises(OSError, match="no more"):
+                model[2](hidden).square().mean().backward()
+        else:
+            model[2](hidden.detach()).square().mean().backward()
+        optimizer.load_state_dict(optimizer.state_dict())
+    else:
+        _loss(model, _batch(0, 1, 0), way == "part").backward()
+        with pytest.raises(AssertionError, match=ends_with(TrainingCode.CHANGED_GRADIENTS, "rank 0", "dropped")) as it:
+            optimizer.step()
+        said = str(it.value)
+    assert torch.equal(_weights(model), before), "no rank may take the step"
+    for step in range(2):
+        optimizer.zero_grad()
+        model(_batch(step, hvd.rank(), 0)).square().mean().backward()
+        optimizer.step()
+    assert torch.equal(*hvd.allgather(_weights(model)[None], name="weights"))
+    return said
+
+
+def _fail(_: Any) -> None:
+    raise OSError("no more")
+
+
+@pytest.mark.parametrize("way", ["part", "whole", "failed"])
+def test_a_rank_gives_up_gradients_that_others_wait_for(pair: World, way: str) -> None:
+    assert "Gradients were dropped on rank 0" in pair.run(_given_up_by_one, way)[1]
 
 
 def _away(changes: bool) -> None:

@@ -25,7 +25,7 @@ from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.call_order import keep_order
-from horovod.worker.runtime.context import place
+from horovod.worker.runtime.context import current, place
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake
 
@@ -67,6 +67,7 @@ def _size(process_set_id: int) -> int:
 
 
 def _number(process_set_id: int) -> int:
+    current()  # ValueError: there is no world, or this process is the child of a rank
     return set_number(process_set_of(process_set_id), "Process set")
 
 

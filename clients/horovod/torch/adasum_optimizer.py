@@ -17,6 +17,7 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.same_weights import Exchange, SameWeights
 from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
 from horovod.torch.compression import Compressor, GradientCompressor
@@ -171,8 +172,14 @@ class AdasumOptimizer(WrappedOptimizer):
 
     @untraced
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state and forgets a step that has begun."""
+        """Loads the state. A step that has begun is not taken; waits for the changes that are in flight."""
         if self._hvd_steps is not None:
+            # They must meet those of the other ranks: the next ones would otherwise.
+            if self._hvd_steps.is_awaited:
+                with contextlib.suppress(ValueError, HorovodInternalError):
+                    self._hvd_say()
+                    self._hvd_compare()
+                    self._hvd_steps.drop()
             self._hvd_steps.reset()
         super().load_state_dict(state_dict)
         share_state(self, self._hvd_original)

@@ -32,6 +32,7 @@ from horovod.torch.handles import synchronize
 from horovod.torch.ops import allreduce_async_
 from horovod.torch.past_steps import is_guard
 from horovod.torch.slots import Slot
+from horovod.worker.runtime.context import Context, current, is_member
 
 if TYPE_CHECKING:
     from horovod.torch.adasum_optimizer import AdasumOptimizer
@@ -87,6 +88,7 @@ class StepsInBackward:
         self._made = optimizer._hvd_made
         self._made.tell = weakref.WeakMethod(self._rename)
         self._has_begun = False  # a step
+        self._world: weakref.ref[Context] | None = None  # in which it has
         self._kind = kind  # the user's class
         self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
         self._used: dict[int, tuple[int, int]] = {}  # of what has stepped: where the parameter was, and its version
@@ -112,7 +114,13 @@ class StepsInBackward:
         """A step begins, if none has."""
         if not self._has_begun:
             self._has_begun = True
+            self._world = weakref.ref(current())
             self._made.begin()
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a step has begun in this world, in which other ranks wait for the changes of this one."""
+        return self._has_begun and is_member() and self._world is not None and self._world() is current()
 
     def _rename(self) -> None:
         for slot in self._slots.values():
@@ -208,7 +216,7 @@ class StepsInBackward:
             slot.queued = True
             self._used[id(parameter)] = (parameter.data_ptr(), parameter._version)
             packed, context = optimizer._hvd_compression.compress(copy.sub_(parameter))
-            handle = allreduce_async_(packed, name=f"adasum.{slot.label}", op=Adasum)
+            handle = self._submit(slot, packed)
         self._handles[id(parameter)] = (handle, context)
 
     def _step_copy(
@@ -265,6 +273,21 @@ class StepsInBackward:
                 )
         finally:
             self.reset()
+
+    def drop(self) -> None:
+        """Waits for the combined changes of all parameters, and adds none. To those that had no hook it adds zeros."""
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        for slot in self._slots.values():
+            if not slot.queued and slot.parameter.requires_grad:
+                packed, context = optimizer._hvd_compression.compress(torch.zeros_like(slot.parameter.detach()))
+                self._handles[id(slot.parameter)] = (self._submit(slot, packed), context)
+        for handle, _ in self._handles.values():
+            synchronize(handle)
+
+    @staticmethod
+    def _submit(slot: Slot, packed: torch.Tensor) -> AnyHandle:
+        return allreduce_async_(packed, name=f"adasum.{slot.label}", op=Adasum)
 
     def _change(self, optimizer: AdasumOptimizer) -> str | None:
         """What a step was made from and is no more, as a sentence without its end."""

@@ -206,7 +206,10 @@ class _DistributedOptimizer(WrappedOptimizer):
 
     @untraced
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the state and forgets reductions in flight."""
+        """Loads the state. A step that has begun is not taken on any rank; waits for gradients that are in flight.
+
+        Ranks that go on with that step get an AssertionError in `synchronize` or `step`.
+        """
         self._hvd_reducer.reset()
         self._hvd_synchronized = False
         self._hvd_skip = False

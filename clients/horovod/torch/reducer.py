@@ -45,7 +45,7 @@ from horovod.torch.same_weights import same_weights
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot
 from horovod.torch.step_errors import Report, dropped, parted, sentence
-from horovod.worker.runtime.context import current
+from horovod.worker.runtime.context import Context, current, is_member
 
 TOO_MANY_PASSES: Final = coded(
     TrainingCode.TOO_MANY_PASSES,
@@ -101,6 +101,7 @@ class GradientReducer:
         self._hooks: list[Any] = []
         self._rivals = Rivals(self)
         self._active = False
+        self._world: weakref.ref[Context] | None = None  # in which the step has begun
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
         self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
         self.stale = False  # gradients were computed since the last synchronize()
@@ -292,6 +293,8 @@ class GradientReducer:
 
     def _begin(self) -> None:
         self._rivals.check()
+        if not self._active:
+            self._world = weakref.ref(current())
         if self.enabled:
             self._made.begin()
         self._active = self._all_made.begun = True
@@ -404,11 +407,15 @@ class GradientReducer:
         if self._open:
             self._settle(scaled)
             return
+        self._end_step(scaled=scaled)
+
+    def _end_step(self, scaled: bool = False, skipped: bool = False) -> None:
+        """AssertionError, on all ranks: one of them has changed gradients, or takes no step (`skipped`)."""
         self._unfreeze()
         self._begin()
         try:
             past = self._past()
-            changes = self._changes(self._over)
+            changes = () if skipped else self._changes(self._over)
             self._queue_held()
             missing = [slot for slot in self._slots.values() if not slot.queued and slot.parameter.requires_grad]
             for slot in missing:
@@ -419,9 +426,9 @@ class GradientReducer:
             self._hand_over(wait_follows=True)
             self._start_parts_of_groups()
             digest = self._same_weights.digest()
-            self._all_made.say(Word.FINAL, bool(changes) or scaled, digest=digest, past=past)
+            self._all_made.say(Word.FINAL, bool(changes) or scaled or skipped, digest=digest, past=past)
             self._finish()
-            self._agree(digest, Report(changes, scaled, missing=tuple(slot.name for slot in missing)))
+            self._agree(digest, Report(changes, scaled, skipped, tuple(slot.name for slot in missing)))
         finally:
             self._clear()
         self._left = True
@@ -552,13 +559,24 @@ class GradientReducer:
         return any(one.layout is not torch.strided or bool(one.any()) for one in gradients if one is not None)
 
     def reset(self) -> None:
+        """Ends a step that has begun, without taking it, and waits for the gradients that are in flight.
+
+        They meet those of the other ranks, which hear it in their synchronize() or step() (AssertionError there); the
+        next ones would meet them otherwise. Of a world that is over, everything is forgotten.
+        """
+        if self._active and self._world is not None and is_member() and self._world() is current():
+            with contextlib.suppress(AssertionError, ValueError, HorovodInternalError):
+                self._end_step(skipped=True)
+        self._forget()
+
+    def _forget(self) -> None:
         """Forgets what is in flight (the engine keeps the memory until it is done) and starts a new step."""
         self._all_made.leave()
         self._clear()
 
     def close(self) -> None:
         """Forgets what is in flight, and reduces nothing any more."""
-        self.reset()
+        self._forget()
         _remove(self._hooks)
         self._made.retire()
         self.enabled = False

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import signal
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from worlds import World
+
+from horovod.base.errors import EngineCode, code_of
 
 
 def _both() -> list[float]:
@@ -82,3 +88,50 @@ def _forked() -> float:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_input_pipelines(tf_pair: World) -> None:
     assert tf_pair.run(_forked) == [float(sum(number * number for number in range(8)))] * 2
+
+
+def _in_a_forked_child() -> tuple[int, list[str]]:
+    """What each collective says there."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    rows = tf.ones([4, 2])
+    hvd.allreduce(rows)
+    calls: list[Callable[[], Any]] = [
+        lambda: hvd.allreduce(rows),
+        lambda: hvd.grouped_allreduce([rows, rows]),
+        lambda: hvd.allgather(rows),
+        lambda: hvd.broadcast(rows, root_rank=0),
+        lambda: hvd.alltoall(rows, splits=[2, 2]),
+        lambda: hvd.reducescatter(rows),
+        hvd.join,
+    ]
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # ends the child if it hangs
+        told = []
+        for call in calls:
+            try:
+                told.append(repr(call()))
+            except BaseException as error:
+                told.append(f"{type(error).__name__}: {error}")
+        os.write(write, json.dumps(told).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    hvd.allreduce(rows)  # the rank itself goes on
+    return os.getpid(), json.loads(answer)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_is_told_whose_child_it_is(tf_pair: World) -> None:
+    for rank, (pid, told) in enumerate(tf_pair.run(_in_a_forked_child)):
+        assert len(told) == 7
+        for sentence in told:
+            assert code_of(sentence) is EngineCode.FORKED_CHILD, sentence
+            assert f"process {pid}, rank {rank}, " in sentence
+        assert all(sentence.startswith("FailedPreconditionError") for sentence in told[:-1])
