@@ -95,6 +95,9 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
     def agent_s(job: str, rank: int) -> float:
         return cluster.agent_s(job, rank)
 
+    def host_goes(job: str, slot: int, incarnation: int) -> bool:
+        return cluster.host_goes(job, slot, incarnation)
+
     def work_done(job: str, slots: Mapping[int, int]) -> None:
         cluster.work_done(job, slots)
 
@@ -107,6 +110,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         peers=peers,
         agent_s=agent_s,
         work_done=work_done,
+        host_goes=host_goes,
     )
     cluster = ClusterHub(
         measured,

@@ -161,6 +161,10 @@ class ClusterHub:
         """How long to wait for an agent's word how the process of this rank ended; 0: none will tell it here."""
         return self.cluster.agent_s(job_id, rank) if self.serves else 0.0
 
+    def host_goes(self, job_id: str, slot: int, incarnation: int) -> bool:
+        """As `Cluster.host_goes`."""
+        return self.serves and self.cluster.host_goes(job_id, slot, incarnation)
+
     def work_done(self, job_id: str, slots: Mapping[int, int]) -> None:
         """The world of a job, which this coordinator serves too, says so (effects.WorkDone)."""
         if self.serves:

@@ -78,17 +78,18 @@ class Hub:
         id_capacity: int = MAX_IDS,
         agent_s: Callable[[str, int], float] = lambda job, rank: 0.0,
         work_done: Callable[[str, Mapping[int, int]], None] = lambda job, slots: None,
+        host_goes: Callable[[str, int, int], bool] = lambda job, slot, incarnation: False,
     ) -> None:
         """told_level: at which the log repeats what rank 0 shows to the user. peers: other coordinators of the store.
-        lease_s: after which a coordinator that can't reach the store counts as dead. agent_s: as in `Membership`.
-        work_done: told as the effect WorkDone says.
+        lease_s: after which a coordinator that can't reach the store counts as dead. agent_s, host_goes: as in
+        `Membership`. work_done: told as the effect WorkDone says.
         """
         self._told_level = told_level
         self._work_done = work_done
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._secret = secret
-        self._membership = Membership(limits.reattach_grace_s, agent_s)
+        self._membership = Membership(limits.reattach_grace_s, agent_s, host_goes)
         others = peers or Peers()
         self.serving = Serving(
             store, others, restore=self._restore, lost=self._taken_over, cut_off=self._cut_off, lease_s=lease_s

@@ -27,8 +27,11 @@ SECRET = b"s" * 32
 class Story:
     """A Membership whose worlds form at once, what every member was told, and a clock that the test moves."""
 
-    def __init__(self, grace_s: float = 10.0, agent_s: Callable[[str, int], float] = lambda job, rank: 0.0) -> None:
-        self.membership = Membership(grace_s, agent_s)
+    def __init__(
+        self, grace_s: float = 10.0, agent_s: Callable[[str, int], float] = lambda job, rank: 0.0, **rules: Any
+    ) -> None:
+        """rules: further arguments of Membership."""
+        self.membership = Membership(grace_s, agent_s, **rules)
         self.now_s = 0.0
         self.told: dict[str, list[pb.MembershipEvent]] = {}
         self.closed: list[str] = []

@@ -12,6 +12,7 @@ from horovod.base.errors import WorldCode, code_of
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.rendezvous import DECISION_S
 from horovod.protos.v1 import membership_pb2 as pb
 
 
@@ -243,6 +244,65 @@ def test_an_agent_says_that_one_ended_on_its_way(incarnation: int, forms: bool) 
     ended = RankEnded("digits", 1, "node-a", 77, "it was killed", incarnation)  # with the pid of a shell above it
     story.take(story.membership.rank_ended(ended, story.now_s))
     assert story.has_world("a2") is forms
+
+
+def host_goes() -> Elastic:
+    """A world of a and b on one host, c and d on another one, of a launcher that gives up whole hosts."""
+    story = Elastic(most=4)
+    story.membership = Membership(host_goes=lambda job, slot, incarnation: True)
+    for number, (name, host) in enumerate(zip("abcd", "xxyy", strict=True)):
+        story.come(name, host=host, rank=number, incarnation=1)
+    return story
+
+
+def come_again(story: Elastic, names: str) -> list[str]:
+    return [story.come(name, host="xxyy"["abcd".index(name)], rank="abcd".index(name), incarnation=1) for name in names]
+
+
+def end(story: Elastic, *slots: int) -> None:
+    for slot in slots:
+        ended = RankEnded("digits", slot, "x", 0, "its host is not used any more")
+        story.take(story.membership.rank_ended(ended, story.now_s))
+
+
+@pytest.mark.parametrize(("joins", "failed"), [("bcd", True), ("cdb", True), ("bcd", False)])
+def test_no_world_has_the_other_processes_of_a_host_that_its_launcher_gives_up(joins: str, failed: bool) -> None:
+    story = host_goes()
+    story.leave("a1", "its program ended", failed=failed)  # sys.exit(3) is no error to the process itself
+    for name in "bcd":
+        story.go(name)
+    assert come_again(story, joins) == ["", "", ""]
+    assert not story.has_world("c2"), "the launcher has not decided yet"
+    story.hold = True  # worlds form once all is told
+    end(story, 0, 1)
+    story.form()
+    assert story.names("c") == "cd"
+    (refusal,) = come_again(story, "b")
+    assert code_of(refusal) is WorldCode.REPLACED
+
+
+def test_a_process_whose_launcher_has_given_up_its_host_does_not_join_again() -> None:
+    story = host_goes()
+    end(story, 0, 1)
+    story.disconnect("a1")
+    for name in "bcd":
+        story.go(name)
+    refusal, *others = come_again(story, "bcd")
+    assert code_of(refusal) is WorldCode.REPLACED
+    assert others == ["", ""]
+    assert story.names("c") == "cd"
+
+
+def test_a_launcher_that_does_not_decide_is_not_waited_for_long() -> None:
+    story = host_goes()
+    story.leave("a1", "its program ended with an error", failed=True)
+    for name in "bcd":
+        story.go(name)
+    come_again(story, "bcd")
+    story.pass_time(1.0)
+    assert not story.has_world("c2")
+    story.pass_time(DECISION_S)
+    assert story.names("c") == "bcd"
 
 
 def test_the_time_in_which_a_coordinator_was_stopped_does_not_count() -> None:

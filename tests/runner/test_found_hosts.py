@@ -164,6 +164,7 @@ def test_a_host_goes_with_the_process_that_fails_there(
     done = horovodrun(*options, *follows([4, 2], [f"if hvd.rank() == 0: {dies}"]))
     assert done.returncode == 0, done.stderr
     assert took(done.stdout) == [f"0 2 2 {B} 4", f"1 2 3 {B} 4"]
+    assert set(re.findall(r"enters .* (\d)$", done.stdout, re.MULTILINE)) == {"4", "2"}, "no world of 3 between these"
     assert f"Host {A} is set aside for good" in done.stderr
 
 

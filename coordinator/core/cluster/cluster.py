@@ -30,6 +30,7 @@ from .agent import Agent
 from .effects import Command, Effect, Erase, Notice
 from .hosts import grace_of
 from .job import ClusterJob
+from .outcomes import incarnations, leaving_slots
 from .reachability import Reachability
 from .scheduler import Scheduler
 
@@ -266,6 +267,17 @@ class Cluster:
             return 0.0
         promised_s = agent.register.word_seconds
         return promised_s if 0 < promised_s < AGENT_S else AGENT_S  # also for what is no number
+
+    def host_goes(self, job_id: str, slot: int, incarnation: int) -> bool:
+        """Whether the job gives up a whole host when this process fails there. True also of a process that it has given
+        up with its host.
+        """
+        job = self.jobs.get(job_id)
+        if job is None or job.record.state != jobs_pb2.JOB_STATE_RUNNING or not job.record.spec.policy.supplied_hosts:
+            return False
+        is_leaving = slot in leaving_slots(job.record)
+        is_latest = incarnations(job.record).get(slot, incarnation) == incarnation
+        return is_latest and not is_leaving and not job.record.finishes
 
     # -- what people ask ---------------------------------------------------------------------------------------------
 

@@ -43,21 +43,35 @@ from .work import JobWork, Lost, Verdict
 class JobMembership:
     """The waiting and present members of the job with this name."""
 
-    def __init__(self, name: str, last: LastWorld | None, agent_s: Callable[[str, int], float]) -> None:
-        """last: the last world that the job had, if that is still remembered. agent_s: as in `Membership`."""
+    def __init__(
+        self,
+        name: str,
+        last: LastWorld | None,
+        agent_s: Callable[[str, int], float],
+        host_goes: Callable[[str, int, int], bool],
+    ) -> None:
+        """last: the last world that the job had, if that is still remembered. The others are as in `Membership`."""
         self.name = name
         self._agent_s = agent_s
+        self._host_goes = host_goes
         self.liveness = Liveness(pb.World(job=name), {}, agent_s)
         self.rendezvous = Rendezvous(name, last, {})
         self._leavers = Leavers()
         self._unconnected = Unconnected()
+        # Slot -> the latest incarnation that a launcher which gives up whole hosts has ended, or has seen end.
+        self._over: dict[int, int] = {}
 
     @classmethod
     def restored(
-        cls, record: pb.WorldRecord, gone: pb.GoneRecord, agent_s: Callable[[str, int], float], now_s: float
+        cls,
+        record: pb.WorldRecord,
+        gone: pb.GoneRecord,
+        agent_s: Callable[[str, int], float],
+        now_s: float,
+        host_goes: Callable[[str, int, int], bool],
     ) -> JobMembership:
         """As another coordinator left it. No member is present where all of the world are gone."""
-        job = cls(record.world.job, None, agent_s)
+        job = cls(record.world.job, None, agent_s, host_goes)
         facts = [record.work, gone.work] if gone.HasField("work") else [record.work]
         job._run(Liveness.restored(record, gone, agent_s, now_s), JobWork.restored(*facts))
         for one in gone.gone:
@@ -160,6 +174,8 @@ class JobMembership:
                 WorldCode.REPLACED,
                 f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
             )
+        if self._is_over(request):
+            return self._over_in_words(request)
         is_late = claim is None and (request.incarnation > 0 or request.HasField("rejoin") or self._work.done)
         if is_late and sizes_of(request).is_elastic and self._work_is_done and not self._follows_a_failure(request):
             # Its launcher started it before it had heard of that, or the others have gone on without it.
@@ -174,6 +190,19 @@ class JobMembership:
         elif claim is None and self._is_whole():
             return self._already_runs()
         return self.rendezvous.conflict_with(request)
+
+    def _is_over(self, request: pb.JoinRequest) -> bool:
+        return 0 < request.incarnation <= self._over.get(request.requested_rank, 0)
+
+    def _may_take_others_along(self, failed: pb.JoinRequest) -> bool:
+        """Whether the launcher of this process has not decided yet, and may give up its whole host."""
+        if not self._is_elastic or not failed.incarnation or self._is_over(failed):
+            return False
+        return self._host_goes(self.name, failed.requested_rank, failed.incarnation)
+
+    def _over_in_words(self, request: pb.JoinRequest) -> str:
+        why = "because another process failed on its host, which the job does not use any more"
+        return coded(WorldCode.REPLACED, f"The launcher ends {describe(request)}, {why}.")
 
     def _awaited_slot(self, request: pb.JoinRequest) -> Present | None:
         """The member that has the number that `request` asks for, and that would be refused when it joins again."""
@@ -295,9 +324,16 @@ class JobMembership:
     def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         may_not_come = self._work.ended(ended)
+        if self._host_goes(self.name, ended.rank, ended.incarnation):
+            self._over[ended.rank] = max(ended.incarnation, self._over.get(ended.rank, 0))
+            waits = self.rendezvous.waiting.by_rank.get(ended.rank)
+            if waits is not None and self._is_over(waits):
+                effects += self._send_away([waits.member_id], self._over_in_words(waits))
+                may_not_come = True
         for one in self.rendezvous.returning_as(ended):
             effects += self.remove(one.member_id, ended.cause, now_s, has_ended=True)
         effects += self._follow(self.liveness.rank_ended(ended, now_s), now_s)
+        effects += self.rendezvous.decided(ended.rank, ended.incarnation, now_s)
         return [*effects, *(self.rendezvous.advance(now_s) if may_not_come else [])]
 
     def _expect_soon(self, rank: int, now_s: float) -> None:
@@ -424,7 +460,8 @@ class JobMembership:
         done = one is not None and not returns and not failed
         if done and self.rendezvous.last is not None:
             self.rendezvous.last.is_done = True
-        if one is None or not returns or not self._is_elastic or one.rank not in self.rendezvous.awaited:
+        goes = one is None or not returns or self._is_over(one.request)
+        if one is None or goes or not self._is_elastic or one.rank not in self.rendezvous.awaited:
             return self.remove(member_id, cause, now_s, orderly=True, done=done)
         told = self.liveness.remove(one, cause, orderly=True, returns=True)
         self.rendezvous.comes_back(one, now_s)
@@ -447,23 +484,30 @@ class JobMembership:
         the process is known to have ended.
         """
         effects: list[Effect] = []
+        failed: pb.JoinRequest | None = None
         if (request := self.rendezvous.waiting.requests.get(member_id)) is not None:
+            failed = request
             claim = self.rendezvous.waiting.claim_of.get(member_id, 0)
             self.rendezvous.withdraw(member_id, self.liveness.by_rank)
             if self._work.holds(request):
                 self._miss(Present(claim, request), cause, may_live=not has_ended)
         elif member_id in self.rendezvous.returning:
             returning = self.rendezvous.returning[member_id].one
+            failed = returning.request
             self.rendezvous.gives_up(member_id)
             self._miss(returning, cause, may_live=not has_ended)
         elif (one := self.liveness.present.get(member_id)) is not None:
             may_live = not (orderly or has_ended or never_stood or one.life.has_ended)
+            if not (may_live or never_stood or self._work.done) and one.rank in self.rendezvous.awaited:
+                failed = one.request  # or may have: one that ends with sys.exit(3) says goodbye as if it were done
             may_live = self._miss(one, cause, may_live)
             told = self.liveness.remove(
                 one, cause, orderly=orderly, never_stood=never_stood, done=done, may_live=may_live
             )
             self.rendezvous.released(one.rank)
             effects = told if self.is_over else [Record(self.name), *told]
+        if failed is not None and self._may_take_others_along(failed):
+            effects = [*effects, *self.rendezvous.undecided(failed, now_s)]
         return [*effects, Close(member_id), *(self._dismissed() or self.rendezvous.advance(now_s))]
 
     def _miss(self, one: Present, cause: str, may_live: bool) -> bool:

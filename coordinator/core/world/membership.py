@@ -34,13 +34,20 @@ MAX_REMEMBERED_JOBS = 1024
 class Membership:
     """All jobs of one coordinator."""
 
-    def __init__(self, grace_s: float = 10.0, agent_s: Callable[[str, int], float] = lambda job, rank: 0.0) -> None:
+    def __init__(
+        self,
+        grace_s: float = 10.0,
+        agent_s: Callable[[str, int], float] = lambda job, rank: 0.0,
+        host_goes: Callable[[str, int, int], bool] = lambda job, slot, incarnation: False,
+    ) -> None:
         """grace_s: how long a member may be away while no witness says that its process lives. agent_s: how
         long to wait, at most, until the agent that has started this rank of the job reports how its process ended; 0:
-        no agent will.
+        no agent will. host_goes: whether the launcher of the job gives up the whole host of this process (by slot and
+        incarnation) when it fails.
         """
         self._grace_s = grace_s
         self._agent_s = agent_s
+        self._host_goes = host_goes
         self._jobs: dict[str, JobMembership] = {}
         self._job_of: dict[str, JobMembership] = {}  # member id -> its job
         self._last: OrderedDict[str, LastWorld] = OrderedDict()  # job -> the last world that it had
@@ -49,7 +56,7 @@ class Membership:
 
     def _job(self, name: str) -> JobMembership:
         """The job; a new one, which is not known yet, if there is none of this name."""
-        return self._jobs.get(name) or JobMembership(name, self._last.get(name), self._agent_s)
+        return self._jobs.get(name) or JobMembership(name, self._last.get(name), self._agent_s, self._host_goes)
 
     def _settled(self, job: JobMembership, effects: list[Effect]) -> list[Effect]:
         """The effects, once members that are none any more are forgotten, and the job if it has no others."""
@@ -137,7 +144,7 @@ class Membership:
         """Another coordinator had this world. Its members that are not gone are away from now on. Returns them, and
         those on their way to the next world.
         """
-        job = JobMembership.restored(record, gone, self._agent_s, now_s)
+        job = JobMembership.restored(record, gone, self._agent_s, now_s, self._host_goes)
         self._remember(job)
         if job.is_over:
             return []

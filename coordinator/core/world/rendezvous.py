@@ -26,6 +26,9 @@ A newcomer to an elastic job that runs waits too, with all members awaited: they
 has come for the settle time and if there is a place, and join again at their next commit. Who comes beyond the most
 members waits until another one is lost. So a spare process is one that waits.
 
+A job may have a launcher that gives a whole host up when a process fails there. Then no world forms between the end of
+that process and the launcher's decision, or it would have the other processes of the host: `undecided`.
+
 Whether members live is not known here (liveness.py). The job tells of both (job_membership.py).
 """
 
@@ -50,6 +53,7 @@ from .work import Anew, JobWork, Lost, Verdict, Waits
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
 RETURN_S = 20.0
 BROKEN_S = 3.0  # and where its last stream has broken, as it does when the process ends
+DECISION_S = 3.0  # that a process which has failed may take to exit, and its launcher to decide what that means
 SLOW_START = 10  # processes that were started together come as far apart as so many settle times
 
 
@@ -92,6 +96,8 @@ class Rendezvous:
         self._settled_at_s: float | None = None
         self._late_at_s: float | None = None
         self._announced = False  # the members of the running world have been told that newcomers wait
+        # Slot and incarnation of processes that have failed -> until when their launcher's decision is awaited.
+        self._undecided: dict[tuple[int, int], float] = {}
         self._held_up = ""  # what those that wait wait for, where that is a process that holds the state
 
     # -- who ---------------------------------------------------------------------------------------------------------
@@ -125,6 +131,7 @@ class Rendezvous:
         if old is not None and self.returning.pop(old.member_id, None) is not None:
             effects.append(Close(old.member_id))
         self._refused = ""
+        self._undecided.pop((request.requested_rank, request.incarnation), None)  # it lives
         if sizes_of(request).is_elastic and claim is None:
             self._settled_at_s = now_s + request.settle_seconds
             self._late_at_s = now_s + SLOW_START * request.settle_seconds
@@ -191,12 +198,24 @@ class Rendezvous:
         """This rank of the running world is gone, so that nobody waits for it any more."""
         self.awaited.pop(rank, None)
 
+    def undecided(self, request: pb.JoinRequest, now_s: float) -> list[Effect]:
+        """This process has failed, and its launcher may end others because of that, which are to be in no world."""
+        self._undecided[request.requested_rank, request.incarnation] = now_s + DECISION_S
+        return [LookLater(self._job, DECISION_S)]
+
+    def decided(self, slot: int, incarnation: int, now_s: float) -> list[Effect]:
+        """The launcher knows of the end of this process. It tells of those that it ends because of that at once."""
+        known = [one for one in self._undecided if one[0] == slot and one[1] <= incarnation]
+        for one in known:
+            del self._undecided[one]
+        return self.advance(now_s) if known else []
+
     # -- when --------------------------------------------------------------------------------------------------------
 
     def advance(self, now_s: float) -> list[Effect]:
         """Forms the next world if it can, else tells the waiting members what is missing."""
         first = self.waiting.first
-        if self.forming is not None or first is None or self.awaited:
+        if self.forming is not None or first is None or self.awaited or self._undecided:
             return self._tell_progress(now_s)
         verdict = self.verdict(self.waiting.requests.values(), now_s)
         self._held_up = verdict.sentence if isinstance(verdict, Waits) else ""
@@ -275,6 +294,10 @@ class Rendezvous:
             effects += [*self.advance(now_s), *self._announce()]
         if self._late_at_s is not None and now_s >= self._late_at_s:
             self._late_at_s = None
+            effects += self.advance(now_s)
+        if overdue := [one for one, until_s in self._undecided.items() if now_s >= until_s]:
+            for one in overdue:
+                del self._undecided[one]
             effects += self.advance(now_s)
         if self._held_up:
             effects += self.advance(now_s)
@@ -360,6 +383,9 @@ class Rendezvous:
             parts.append("waiting for others that may still come")
         if self._held_up:
             parts.append(self._held_up)
+        if self._undecided:
+            who = ranks_in_words({slot for slot, _ in self._undecided}, "process")
+            parts.append(f"waiting until the launcher knows how {who} ended, which failed")
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
             parts.append(f"waiting until the world of epoch {self.last.epoch} has ended, which still has {who}")
