@@ -115,6 +115,23 @@ def test_the_time_without_evidence_begins_with_the_last() -> None:
     assert story.state("j") == ENDING
 
 
+def test_a_host_that_is_gone_after_its_last_process_is_not_waited_for() -> None:
+    """Its agent was killed before it could say that its share of the job is over. Nothing runs there unseen."""
+    story = running_on_two()
+    story.report("h2", "j", {2: 0, 3: None})
+    story.away("h2")
+    story.tick(11)
+    assert story.state("j") == RUNNING, "rank 3 may still run"
+    story.agent("h2", jobs=(report("j", {2: 0, 3: None}),))
+    story.report("h2", "j", {2: 0, 3: 0})
+    story.away("h2")
+    story.report("h1", "j", {0: 0, 1: 0}, over=True)
+    story.tick(9)
+    assert story.state("j") == RUNNING, "its agent may come back with the last of what they have printed"
+    story.tick(2)
+    assert story.state("j") == SUCCEEDED
+
+
 def test_a_job_that_ends_anyway_does_not_wait_for_a_host_that_is_gone() -> None:
     story = running_on_two()
     story.away("h2")

@@ -6,6 +6,7 @@ reach the coordinator that serves agents while its ranks reach the one that serv
     what is known of a job's ranks on that host                                   the host is lost to the job
     one of them is connected to whichever coordinator serves its world            not: it lives
     they were lost for their world, or the job is ending, or never began there    after the grace
+    all of them have ended, as the agent has said                                 after the grace
     nothing: they are in no world, or away from it too, or nobody serves it       after as long as ranks run on without
                                                                                   their agent (`--orphan-grace-seconds`)
 
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field
 from horovod.coordinator.core.attendance import Attendance
 from horovod.protos.v1 import jobs_pb2
 
+from .outcomes import known
+
 FIRST_ASIDE_S = 30.0
 LONGEST_ASIDE_S = 600.0
 
@@ -31,7 +34,9 @@ def grace_of(record: jobs_pb2.JobRecord, share: jobs_pb2.Share, attendance: Atte
 
     attendance: None where it is not known which hosts the world has.
     """
-    may_run_unseen = share.started and record.state != jobs_pb2.JOB_STATE_ENDING
+    own = set(zip(share.slots, share.incarnations or [1] * len(share.slots), strict=True))
+    all_ended = bool(own) and own <= known(record)
+    may_run_unseen = share.started and not all_ended and record.state != jobs_pb2.JOB_STATE_ENDING
     if not may_run_unseen or (attendance is not None and share.agent in attendance.lost):
         return grace_s
     return max(grace_s, share.orphan_grace_seconds)
