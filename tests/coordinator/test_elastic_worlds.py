@@ -301,6 +301,7 @@ def test_a_launcher_that_does_not_decide_is_not_waited_for_long() -> None:
     come_again(story, "bcd")
     story.pass_time(1.0)
     assert not story.has_world("c2")
+    assert "(slot 0)" in story.progress("c2")[-1]
     story.pass_time(DECISION_S)
     assert story.names("c") == "bcd"
 

@@ -384,8 +384,8 @@ class Rendezvous:
         if self._held_up:
             parts.append(self._held_up)
         if self._undecided:
-            who = ranks_in_words({slot for slot, _ in self._undecided}, "process")
-            parts.append(f"waiting until the launcher knows how {who} ended, which failed")
+            failed = ranks_in_words({slot for slot, _ in self._undecided}, "slot")
+            parts.append(f"waiting for the end of what failed ({failed}), which decides who is in the next world")
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
             parts.append(f"waiting until the world of epoch {self.last.epoch} has ended, which still has {who}")
