@@ -246,10 +246,10 @@ def test_an_agent_says_that_one_ended_on_its_way(incarnation: int, forms: bool) 
     assert story.has_world("a2") is forms
 
 
-def host_goes() -> Elastic:
+def host_goes(agent_s: float = 1.0) -> Elastic:
     """A world of a and b on one host, c and d on another one, of a launcher that gives up whole hosts."""
     story = Elastic(most=4)
-    story.membership = Membership(host_goes=lambda job, slot, incarnation: True)
+    story.membership = Membership(agent_s=lambda job, rank: agent_s, host_goes=lambda job, slot, incarnation: True)
     for number, (name, host) in enumerate(zip("abcd", "xxyy", strict=True)):
         story.come(name, host=host, rank=number, incarnation=1)
     return story
@@ -303,6 +303,16 @@ def test_a_launcher_that_does_not_decide_is_not_waited_for_long() -> None:
     assert not story.has_world("c2")
     assert "(slot 0)" in story.progress("c2")[-1]
     story.pass_time(DECISION_S)
+    assert story.names("c") == "bcd"
+
+
+def test_nobody_waits_for_a_launcher_whose_agent_is_gone() -> None:
+    """No agent tells it of the end of a process before it gives the host up."""
+    story = host_goes(agent_s=0.0)
+    story.leave("a1", "its program ended with an error", failed=True)
+    for name in "bcd":
+        story.go(name)
+    come_again(story, "bcd")
     assert story.names("c") == "bcd"
 
 

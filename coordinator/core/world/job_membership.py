@@ -195,10 +195,13 @@ class JobMembership:
         return 0 < request.incarnation <= self._over.get(request.requested_rank, 0)
 
     def _may_take_others_along(self, failed: pb.JoinRequest) -> bool:
-        """Whether the launcher of this process has not decided yet, and may give up its whole host."""
+        """Whether the launcher of this process has not decided yet, and may give up its whole host. It decides when the
+        agent of that host tells it, so of a host without an agent nothing is awaited.
+        """
         if not self._is_elastic or not failed.incarnation or self._is_over(failed):
             return False
-        return self._host_goes(self.name, failed.requested_rank, failed.incarnation)
+        slot = failed.requested_rank
+        return self._agent_s(self.name, slot) > 0 and self._host_goes(self.name, slot, failed.incarnation)
 
     def _over_in_words(self, request: pb.JoinRequest) -> str:
         why = "because another process failed on its host, which the job does not use any more"
