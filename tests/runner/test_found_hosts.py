@@ -120,7 +120,7 @@ def test_hosts_come_and_go(horovodrun: Run, finds: Callable[..., list[str]], fol
     assert "spare process" not in done.stderr, "those that wait to be taken in are none"
     # Either of the two may have come a world earlier than the other.
     assert took(done.stdout) in ([f"0 2 2 {B} 4", f"1 2 3 {B} 4"], [f"0 2 3 {B} 4", f"1 2 2 {B} 4"])
-    assert len(re.findall(f"enters . {A} ", done.stdout)) == 4, "in two worlds"
+    assert len(re.findall(f"enters . {A} ", done.stdout)) in (4, 6), "in two worlds, or three if newcomers come apart"
     assert f"Host {B} with 2 slots came." in done.stderr
     assert f"Host {A} went." in done.stderr
 
