@@ -5,8 +5,3 @@ closes them.
 """
 
 import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
-
-# Both sides of the wire carry this number; a member that speaks another one is refused in words.
-PROTOCOL_VERSION = 3
-
-__all__ = ["PROTOCOL_VERSION"]

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import grpc
 
-from horovod import __version__
 from horovod.base.errors import AccessCode, coded
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
+from horovod.base.version import __version__
 from horovod.protos.v1.agents_pb2 import AgentMessage, ConnectedRequest, GetCodeRequest
 from horovod.protos.v1.membership_pb2 import AttendanceRequest, MemberMessage, ServesRequest
 from horovod.protos.v1.negotiation_pb2 import NegotiationMessage

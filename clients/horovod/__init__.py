@@ -6,18 +6,14 @@ importing it touches no framework, no native code and no environment variable.
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
+
+from horovod.base.version import __version__
 
 if TYPE_CHECKING:
     from horovod.launch import run as run
 
 __all__ = ["__version__", "run"]
-
-try:
-    __version__ = metadata.version("horovod")
-except metadata.PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "1.0.0.dev0"
 
 
 def __getattr__(name: str) -> Any:

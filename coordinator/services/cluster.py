@@ -14,8 +14,8 @@ import grpc
 
 from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.tasks import end_tasks
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import printable
-from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.cluster.cluster import Cluster
 from horovod.coordinator.core.cluster.effects import Command, Effect, Notice

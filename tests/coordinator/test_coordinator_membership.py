@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode, without_code
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from horovod import __version__
 from horovod.base.errors import ClusterCode
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.core import rates
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.core.world.checks import MAX_SIZE
@@ -23,7 +24,6 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
-from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 
 SMALL = Rates(messages=Rate(10, 2), bytes=Rate(1000, 100), streams=Rate(5, 1))
 

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod.base.job_tokens import job_token
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.agreement.takeover import ContradictionError

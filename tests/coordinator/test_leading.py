@@ -9,7 +9,7 @@ import pytest
 from resources import eventually
 
 from horovod.base.errors import ClusterCode, code_of
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox, NotServingError
 from horovod.coordinator.services.follower import Follower
 from horovod.coordinator.services.leading import LEADER, Leading

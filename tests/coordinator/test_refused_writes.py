@@ -17,7 +17,7 @@ from error_codes import ends_with
 from etcd_server import Etcd, ctl
 
 from horovod.base.errors import ClusterCode, WorldCode, code_of
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.core.cluster.record_size import MAX_RECORD_BYTES
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox
 from horovod.coordinator.services.follower import Follower

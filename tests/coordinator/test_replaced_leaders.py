@@ -12,7 +12,7 @@ from resources import eventually
 from stopped_jobs import let_pass
 
 from horovod import __version__
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.server import CoordinatorServer
 from horovod.coordinator.services.leading import LEADER, Leading

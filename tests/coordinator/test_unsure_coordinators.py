@@ -15,7 +15,7 @@ from resources import eventually
 from stopped_jobs import let_pass
 
 from horovod.base.proofs import attach_proof
-from horovod.coordinator import PROTOCOL_VERSION
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.leading import LEADER, Leading

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.run_certificate import SERVER_NAME, RunCertificate, run_certificate
 from horovod.protos.v1 import membership_pb2
-from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.session import Session
 
 

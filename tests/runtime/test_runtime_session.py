@@ -20,12 +20,12 @@ from tcp_proxy import Proxy
 
 from benchmarks.ports import free_ports
 from horovod.base.errors import AccessCode, EngineCode, OperationCode, WorldCode, code_of, coded, without_code
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 from horovod.worker.runtime.channel import explain
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.probe import judge
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls

@@ -19,12 +19,12 @@ from typing import Any, NoReturn
 
 import psutil
 
-from horovod import __version__
 from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry.logs import TextFormatter
+from horovod.base.version import __version__
 from horovod.base.words import for_people, reason_of
 from horovod.worker.agent.bound import read_order, serve_launcher
 from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         if order:
-            sentence = serve_launcher(_host(arguments), order, os.environ)
+            sentence = serve_launcher(_host(arguments), order, os.environ, serve)
         else:
             settings = resolve()
             addresses = _addresses(arguments.coordinator or settings.coordinator or "")

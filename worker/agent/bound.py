@@ -17,15 +17,15 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovod import __version__
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import split_address
 from horovod.base.settings import variables
 from horovod.base.tokens import is_own_folder
+from horovod.base.version import __version__
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.runtime.tls import ClientTls
 
@@ -45,20 +45,24 @@ def read_order() -> Mapping[str, Any]:
     return order
 
 
-def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Serves until the launcher is gone. Returns the sentence why the agent had to give up, or ""."""
+Serve = Callable[[Daemon], Awaitable[str]]
+
+
+def serve_launcher(host: Host, order: Mapping[str, Any], environ: Mapping[str, str], serve: Serve) -> str:
+    """Serves until the launcher is gone. Returns the sentence why the agent had to give up, or "".
+
+    serve: runs the agent until it has given up or a signal ends it.
+    """
     remove_leftovers()
     state = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.geteuid()}-")
     try:
         own = dataclasses.replace(host, state=Path(state), orphan_grace_s=ORPHAN_GRACE_S)
-        return asyncio.run(_serve(own, order, environ))
+        return asyncio.run(_serve(own, order, environ, serve))
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
 
-async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    from horovod.worker.agent.__main__ import serve
-
+async def _serve(host: Host, order: Mapping[str, Any], environ: Mapping[str, str], serve: Serve) -> str:
     address = await reachable(likeliest_first(order["coordinators"], environ))
     if address is None:
         sentence = f"This host does not reach the launcher at any of {', '.join(order['coordinators'])}."

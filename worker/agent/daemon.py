@@ -25,6 +25,7 @@ from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.setting import split_address
 from horovod.base.tasks import end_tasks
 from horovod.base.tokens import make_private
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import reason_of
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
@@ -43,7 +44,6 @@ from horovod.worker.agent.supervisor import Slot
 from horovod.worker.agent.workspaces import Workspaces
 from horovod.worker.runtime.coordinators import pings
 from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
-from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.tls import ClientTls
 
 KEPT_JOBS = 100  # how many folders of jobs that are over are kept

@@ -18,6 +18,7 @@ import grpc
 
 from horovod.base.errors import WorldCode, code_of, coded, without_code
 from horovod.base.proofs import attach_proof
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import explain, waiting_helps
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PROTOCOL_VERSION = 3
 LEAVE_SECONDS = 2.0  # to come back where the stream is away, and for the coordinator to end it once it has the leave
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
 from horovod.base.settings import SETTINGS, Settings
 from horovod.base.settings.shared import MAX_SIZE
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
 from horovod.worker.runtime.offers import choose_hierarchy
@@ -155,7 +156,6 @@ def request_to_join(
 ) -> membership_pb2.JoinRequest:
     """What a request says of the job, this host and what is offered; who the process is comes with each attempt."""
     from horovod.protos.v1 import membership_pb2, types_pb2
-    from horovod.worker.runtime.local_member import PROTOCOL_VERSION
     from horovod.worker.runtime.witness import own_age_seconds
 
     options = {row.name: str(getattr(settings, row.name)) for row in SETTINGS if row.agreed}

@@ -25,11 +25,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from horovod import __version__
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.tasks import end_tasks
+from horovod.base.version import PROTOCOL_VERSION, __version__
 from horovod.base.words import plural
-from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.protos.v1 import agents_pb2 as pb

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import capitalized, plural, process_in_words, shortened
-from horovod.coordinator import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import types_pb2
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from horovod import __version__
+from horovod.base.version import __version__
 
 _FRAMEWORKS = {
     "TensorFlow": "horovod.tensorflow",

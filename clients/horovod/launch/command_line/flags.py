@@ -14,10 +14,10 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from horovod import __version__
 from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without_code
 from horovod.base.setting import Setting
 from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
+from horovod.base.version import __version__
 from horovod.launch.command_line.job_flags import add_job_flags
 from horovod.rendezvous import lsf
 

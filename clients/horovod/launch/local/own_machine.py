@@ -12,9 +12,8 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from horovod import __version__
+from horovod.base.version import PROTOCOL_VERSION, __version__
 from horovod.base.words import reason_of
-from horovod.coordinator import PROTOCOL_VERSION
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2

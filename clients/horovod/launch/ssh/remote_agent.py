@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from horovod import __version__
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
+from horovod.base.version import __version__
 from horovod.base.words import printable
 
 CONNECT_TIMEOUT_S = 10

@@ -82,10 +82,10 @@ class LocalBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """As Backend.run, by horovod.run."""
-        import horovod
+        from horovod.launch import run
 
         call = (fn, tuple(args), dict(kwargs or {}), {**(self._env or {}), **(env or {})})
-        return horovod.run(_with_environment, args=call, num_proc=self._num_proc, **self._kwargs)
+        return run(_with_environment, args=call, num_proc=self._num_proc, **self._kwargs)
 
     def num_processes(self) -> int:
         return self._num_proc
