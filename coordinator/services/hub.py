@@ -10,7 +10,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -22,7 +22,7 @@ from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.core.agreement.deadlock import times_of as deadlock_times_of
 from horovod.coordinator.core.agreement.ids import MAX_IDS
-from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.negotiation import STEP, Negotiation
 from horovod.coordinator.core.agreement.stall import StallWatch, times_of
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.ending import RankEnded
@@ -421,15 +421,20 @@ class Hub:
             session.ignored = ""
         return session
 
-    def negotiate(self, session: NegotiationSession, rank: int, message: negotiation_pb2.NegotiationMessage) -> None:
-        """May raise TooMuchError or ContradictionError."""
+    def negotiate(
+        self, session: NegotiationSession, rank: int, message: negotiation_pb2.NegotiationMessage
+    ) -> Iterator[None]:
+        """In steps of bounded work; others may be served at each yield. Raises TooMuchError or ContradictionError."""
         resumed = message.HasField("hello") and rank in session.seen
         session.seen.add(rank)
         if message.HasField("report"):
             session.reports[rank] = message.report
         self.metrics.announcements.add(len(message.announce), session.job)
         try:
-            session.send(session.negotiation.receive(rank, message, self._clock(), resumed))
+            for number, answers in enumerate(session.negotiation.steps(rank, message, self._clock(), resumed), start=1):
+                session.send(answers)
+                if number * STEP < len(message.announce):
+                    yield
         except TooMuchError as error:
             session.send(error.answers)
             raise

@@ -53,7 +53,7 @@ class NegotiationService(NegotiationServicer):
                 span.end()
             return combined(items)
 
-        def receive(message: pb.NegotiationMessage) -> None:
+        def receive(message: pb.NegotiationMessage) -> Iterator[None]:
             if message.epoch != session.epoch:
                 sentence = (
                     f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {session.epoch}."
@@ -65,7 +65,7 @@ class NegotiationService(NegotiationServicer):
             if span is None and message.announce:
                 span = tracing.begin("horovod.coordinator.negotiation", parent, job=session.job, rank=rank)
             try:
-                self._hub.negotiate(session, rank, message)
+                yield from self._hub.negotiate(session, rank, message)
             except TooMuchError as error:
                 raise RefusedError(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)) from error
             except ContradictionError as error:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -100,7 +100,7 @@ async def converse(
     requests: AsyncIterator[Request],
     context: Context,
     outbox: Outbox[Response],
-    receive: Callable[[Request], None],
+    receive: Callable[[Request], Iterable[None] | None],
     combine: Callable[[list[Response]], Iterable[Response]],
     sending: Sending,
     who: str = "a member",
@@ -110,6 +110,7 @@ async def converse(
 ) -> None:
     """Feeds every request to `receive` and sends what comes into `outbox`, until that ends or the peer sends no more.
 
+    receive: what it returns, if anything, are further steps of the work, between which others are served.
     combine: makes of all items that wait the messages to send.
     who: the peer, as in "rank 1 of job 'digits'".
     limits: how often it may speak, under that name.
@@ -135,20 +136,32 @@ async def converse(
             if limits and (sentence := limits.message(who, request.ByteSize(), time.monotonic())):
                 outbox.fail(grpc.StatusCode.RESOURCE_EXHAUSTED, sentence)
                 return
-            if limits and job and (pause_s := limits.pause_s(job, time.monotonic())):
-                await asyncio.sleep(pause_s)
-            began_s = time.monotonic()
             try:
-                receive(request)
+                await take_in(request)
             except RefusedError as error:
                 outbox.fail(error.code, str(error))
                 return
             except Exception as error:
                 outbox.fail(grpc.StatusCode.INTERNAL, own_error(error, who))
                 return
+
+    async def take_in(request: Request) -> None:
+        """One message, in all its steps. A job that has used up its time waits before each of them."""
+        steps: Iterator[None] | None = None
+        while steps is None or not outbox.ended.is_set():
+            if limits and job and (pause_s := limits.pause_s(job, time.monotonic())):
+                await asyncio.sleep(pause_s)
+            began_s = time.monotonic()
+            try:
+                if steps is None:
+                    steps = iter(receive(request) or ())
+                next(steps)
+            except StopIteration:
+                return
             finally:
                 if limits and job:
                     limits.used(job, time.monotonic() - began_s, began_s)
+            await asyncio.sleep(0)
 
     async def write() -> None:
         try:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from coordinator_builders import attach_request, message, op, request
@@ -63,6 +64,7 @@ class Member:
         self.events: EventOutbox | None = None
         self.decisions: DecisionsOutbox | None = None
         self.session: NegotiationSession | None = None
+        self.taken_in: deque[Iterator[None]] = deque()  # messages on the present stream that are not wholly taken in
         self.world: membership_pb2.World | None = None
         self.past: tuple[membership_pb2.World, int] | None = None
         self.epochs: list[int] = []
@@ -93,6 +95,7 @@ class Member:
         """tell: the coordinator notices."""
         hub, events, decisions = self.hub, self.events, self.decisions
         self.hub = self.events = self.decisions = None
+        self.taken_in.clear()
         self.attached = False
         if hub is None or not tell:
             return
@@ -153,7 +156,18 @@ class Member:
         session = hub.open_session(first, decisions)
         if isinstance(session, NegotiationSession):
             self.session, self.decisions = session, decisions
-            hub.negotiate(session, self.rank, first)
+            self.taken_in.clear()
+            self.taken_in.append(hub.negotiate(session, self.rank, first))
+            self.step()
+
+    def step(self) -> bool:
+        """The coordinator takes in a part of what was sent. False: there is nothing left."""
+        if self.taken_in:
+            try:
+                next(self.taken_in[0])
+            except StopIteration:
+                self.taken_in.popleft()
+        return bool(self.taken_in)
 
     def send(self, lost: bool = False) -> None:
         """What has come together since the last message. lost: the stream breaks on the way."""
@@ -164,7 +178,8 @@ class Member:
             self.lose_streams()
         elif not self.decisions.ended.is_set():
             try:
-                self.model.hubs[self.hub].negotiate(self.session, self.rank, sent)
+                self.taken_in.append(self.model.hubs[self.hub].negotiate(self.session, self.rank, sent))
+                self.step()
             except TooMuchError as error:
                 raise AssertionError(error) from error
 
@@ -462,7 +477,10 @@ class Model:
                 progress = True
             progress |= member.work()
             member.answer()
+            while member.step():
+                pass
             member.send()
+            progress |= bool(member.taken_in)
         await settle()
         for member in self.members:
             progress |= await member.deliver()

@@ -46,7 +46,7 @@ def check(caplog: pytest.LogCaptureFixture, code: grpc.StatusCode, sentence: str
     assert record.exc_info[2] is not None
 
 
-@pytest.mark.parametrize("part", ["receive", "combined"])
+@pytest.mark.parametrize("part", ["steps", "combined"])
 def test_an_error_in_the_negotiation(
     part: str, crew: Crew, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -55,12 +55,12 @@ def test_an_error_in_the_negotiation(
         member.negotiate(op("allreduce.before"))
     for member in (first, other):
         assert member.plans(1)
-    monkeypatch.setattr(*((Negotiation, part) if part == "receive" else (service, part)), fails)
+    monkeypatch.setattr(*((Negotiation, part) if part == "steps" else (service, part)), fails)
     first.negotiate(op())
     if part == "combined":
         other.announce(op())
     code, sentence = first.negotiation.failure()
-    if part == "receive":
+    if part == "steps":
         check(caplog, code, sentence, "rank 0 of job 'digits'")
     else:
         assert code is grpc.StatusCode.INTERNAL

@@ -6,6 +6,7 @@ the descriptors, so that a new one is attacked too. What is asserted is counted 
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tracemalloc
 from collections import Counter
@@ -23,8 +24,10 @@ from hypothesis import strategies as st
 
 from horovod.base.job_tokens import job_token
 from horovod.base.version import PROTOCOL_VERSION
+from horovod.coordinator.core.agreement import negotiation as negotiation_module
+from horovod.coordinator.core.agreement import operations
 from horovod.coordinator.core.agreement.budget import TooMuchError
-from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.negotiation import STEP, Negotiation
 from horovod.coordinator.core.agreement.takeover import ContradictionError
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.core.world import checks
@@ -48,7 +51,7 @@ def fields(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple
             yield from fields(field.message_type, (*path, field.name))
 
 
-# But announced operations: those are kept, and charged one by one (test_coordinator_budget.py).
+# But announced operations, of which there may be more: see below.
 RANK_FIELDS = [path for path in fields(negotiation_pb2.NegotiationMessage.DESCRIPTOR) if path != ("announce",)]
 
 
@@ -128,6 +131,82 @@ def test_what_one_message_of_a_rank_costs(path: tuple[str, ...], takes_over: boo
     assert kept <= negotiation.budget.total + (1 << 20), "what is kept is charged"
     negotiation = Negotiation(1, 2, takes_over=takes_over)
     assert calls_of(receive) < 2 * MOST_CALLS
+
+
+# -- announcements: a message may have more of them than of other entries ----------------------------------------------
+def announced(kind: str, count: int) -> negotiation_pb2.NegotiationMessage:
+    """A first message of rank 1 with so many operations, all different and all of this kind."""
+    message = negotiation_pb2.NegotiationMessage(epoch=1, hello=negotiation_pb2.Hello(rank=1))
+    for number in range(count):
+        one = op(f"allreduce.{number}", shape=[1024])
+        if kind == "of an unknown type":
+            one.name, one.type = one.name.ljust(400, "x"), 99  # type: ignore[assignment]
+        elif kind == "of an unknown set":
+            one.process_set = number + 1
+        elif kind == "of one name":
+            one.name, one.root_rank = "allreduce.x", number
+        message.announce.append(one)
+    return message
+
+
+KINDS = ("good", "of an unknown type", "of an unknown set", "of one name")
+
+
+@pytest.mark.parametrize("takes_over", [False, True], ids=["", "taking over"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_announcements_are_taken_in_by_steps_and_what_is_kept_is_charged(kind: str, takes_over: bool) -> None:
+    message = announced(kind, 8 * STEP + 1)
+    negotiation = Negotiation(1, 2, takes_over=takes_over)
+    operations._signature_of.cache_clear()
+    steps = negotiation.steps(1, message, 0.0)
+    tracemalloc.start()
+    try:
+        calls = [calls_of(lambda: next(steps, None)) for _ in range(10)]
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert max(calls) < MOST_CALLS / 4
+    assert calls[-1] < 10, "there are no more steps"
+    # What is remembered of good operations, for all jobs together, is bounded by itself.
+    remembered = operations._signature_of.cache_info().currsize * 2 * operations.MAX_REMEMBERED_BYTES
+    assert kept <= negotiation.budget.total + remembered + (1 << 18)
+    if kind.startswith("of an unknown"):
+        assert remembered == 0, "operations that make no sense are not remembered"
+
+
+def test_a_hello_counts_with_its_last_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator that takes over tells a rank which of its operations have failed for others: so it must know all of
+    them before the process set goes on, although other ranks are heard between two steps."""
+    monkeypatch.setattr(negotiation_module, "STEP", 1)
+    negotiation = Negotiation(1, 2, takes_over=True)
+    message = announced("good", 3)
+    steps = negotiation.steps(1, message, 0.0)
+    assert next(steps) == []
+    failed = negotiation_pb2.OperationError(name="allreduce.2", sentence="Rank 0 wants another shape.", number=1)
+    other = negotiation_pb2.NegotiationMessage(epoch=1, hello=negotiation_pb2.Hello(rank=0, failed=[failed]))
+    assert negotiation.receive(0, other, 0.0) == []
+    assert next(steps) == []
+    ((ranks, decisions),) = next(steps)
+    assert ranks == (1,)
+    assert [one.name for one in decisions.errors] == ["allreduce.2"]
+
+
+def test_others_are_served_between_the_steps_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    steps = Negotiation.steps
+
+    def recorded(*arguments: Any, **more: Any) -> Iterator[Any]:
+        for answers in steps(*arguments, **more):
+            told.append("step")
+            asyncio.get_running_loop().call_soon(told.append, "others")
+            yield answers
+
+    with EmbeddedCoordinator(token=CLUSTER) as coordinator, Crew(coordinator.address, CLUSTER) as crew:
+        (member,) = crew.world(1, job="j")
+        monkeypatch.setattr(Negotiation, "steps", recorded)
+        member.negotiate(*(op(f"allreduce.{number}") for number in range(3 * STEP)))
+        assert len(member.plans(3 * STEP)) == 3 * STEP
+    assert told[:5] == ["step", "others", "step", "others", "step"]
 
 
 @pytest.mark.parametrize("distinct", [False, True], ids=["equal", "distinct"])

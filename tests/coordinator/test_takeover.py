@@ -7,10 +7,14 @@ two meanings, nobody is lost without cause; and in the end every member has done
 import asyncio
 import random
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from takeover_model import Model, Step, settle
 from tiers import pick
+
+from horovod.coordinator.core.agreement import negotiation
+from horovod.coordinator.services import hub
 
 SIZES = st.integers(2, 4)
 NAMES = [f"allreduce.{letter}" for letter in "abcdefgh"]
@@ -39,7 +43,7 @@ def scripts(draw: st.DrawFn, size: int) -> tuple[list[list[Step]], list[list[int
 
 
 FAULTS = ("kill", "silence", "break", "lose", "notice")
-ACTIONS = ("work", "send", "deliver", "deliver", "go on")
+ACTIONS = ("work", "send", "step", "step", "deliver", "deliver", "go on")
 
 
 @settings(
@@ -50,13 +54,18 @@ ACTIONS = ("work", "send", "deliver", "deliver", "go on")
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
-@given(st.data(), st.integers(0, 1 << 30), st.sampled_from([0.005, 0.02, 0.1]))
-def test_whatever_happens_to_coordinators_the_job_is_done(data: st.DataObject, seed: int, faults: float) -> None:
-    """faults: how many of the moves are some."""
+@given(st.data(), st.integers(0, 1 << 30), st.sampled_from([0.005, 0.02, 0.1]), st.sampled_from([negotiation.STEP, 1]))
+def test_whatever_happens_to_coordinators_the_job_is_done(
+    data: st.DataObject, seed: int, faults: float, step: int
+) -> None:
+    """faults: how many of the moves are some. step: operations of a message that are taken in at a time."""
     size = data.draw(SIZES)
     script, counts = data.draw(scripts(size))
     model = Model(size, script, counts, ids=data.draw(st.integers(5, 9)))
-    asyncio.run(play(model, random.Random(seed), faults))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (negotiation, hub):
+            patch.setattr(module, "STEP", step)
+        asyncio.run(play(model, random.Random(seed), faults))
 
 
 async def play(model: Model, dice: random.Random, faults: float) -> None:
@@ -80,6 +89,8 @@ async def play(model: Model, dice: random.Random, faults: float) -> None:
                 member.work()
             case "send":
                 member.send()
+            case "step":
+                member.step()
             case "deliver":
                 await member.deliver()
             case "kill":

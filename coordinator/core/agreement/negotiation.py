@@ -17,10 +17,10 @@ after.
   rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
 * A coordinator that takes a running world over learns from the ranks what its predecessor knew (takeover.py).
 
-Pure: `receive` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
+Pure: `steps` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from horovod.base.errors import OperationCode, coded
 from horovod.base.words import printable, ranks_in_words
@@ -47,6 +47,7 @@ from .unnamed import counts_in_words, with_counts
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
 MAX_NAME_SHOWN = 200  # characters
+STEP = 256  # operations of one message that are taken in at a time: some 5 ms, in which no other member is served
 
 _UNREPEATED = (
     "Operations have thousands of different names that do not repeat: {names}, ... All ranks agree on each new name "
@@ -118,12 +119,26 @@ class Negotiation:
         self._failures.forget_set(number)
 
     def receive(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False) -> Answers:
-        """The decisions that `message` of `rank` leads to.
+        """`steps` without a pause. Raises TooMuchError, which holds the decisions until then, or ContradictionError."""
+        answers: Answers = []
+        try:
+            for some in self.steps(rank, message, now_s, resumed):
+                answers += some
+        except TooMuchError as error:
+            error.answers = answers + error.answers
+            raise
+        return answers
+
+    def steps(
+        self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool = False
+    ) -> Iterator[Answers]:
+        """The decisions that `message` of `rank` leads to, in steps of bounded work. Other messages may come between
+        two steps; so what the message says of the rank itself, the hello above all, is taken in with the last one.
 
         resumed: the first message on a new stream of a rank that had one before. It holds everything that the rank
         still waits for; answers that got lost are given again.
 
-        Raises TooMuchError, which holds what the message has led to until then, or ContradictionError.
+        Raises TooMuchError, which holds what the step has led to until then, or ContradictionError.
         """
         check_entries(rank, message)
         waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
@@ -132,15 +147,24 @@ class Negotiation:
                 f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in epoch "
                 f"{self.epoch} already; the limit is {MAX_PENDING}. Other ranks must start them, too."
             )
-        batch = Batch(self.epoch)
         if message.HasField("hello"):
             self._standings.new_stream(rank)
-        try:
-            self._take_in(rank, message, now_s, resumed, batch)
-        except TooMuchError as error:
-            error.answers = self._answers(batch)
-            raise
-        return self._answers(batch)
+        last = max(0, (len(message.announce) - 1) // STEP * STEP)  # where the last step begins
+        for begin in range(0, last + 1, STEP):
+            batch = Batch(self.epoch)
+            try:
+                if begin == 0:
+                    for change in message.process_sets:
+                        self._change_process_set(rank, change, batch)
+                announced = message.announce[begin : begin + STEP]
+                if begin < last:
+                    self._announce_all(rank, announced, now_s, resumed, batch)
+                else:
+                    self._take_in(rank, message, announced, now_s, resumed, batch)
+            except TooMuchError as error:
+                error.answers = self._answers(batch)
+                raise
+            yield self._answers(batch)
 
     def _answers(self, batch: Batch) -> Answers:
         answers = batch.answers()
@@ -150,9 +174,16 @@ class Negotiation:
             self._standings.told(ranks, self._serial)
         return answers
 
-    def _take_in(self, rank: int, message: pb.NegotiationMessage, now_s: float, resumed: bool, batch: Batch) -> None:
-        for change in message.process_sets:
-            self._change_process_set(rank, change, batch)
+    def _take_in(
+        self,
+        rank: int,
+        message: pb.NegotiationMessage,
+        announced: Sequence[types_pb2.Operation],
+        now_s: float,
+        resumed: bool,
+        batch: Batch,
+    ) -> None:
+        """All that the message says but its process sets, and of its operations the last ones, `announced`."""
         if self._takeover is not None:
             self._hear(self._takeover, rank, message)
         if resumed:
@@ -170,10 +201,7 @@ class Negotiation:
                 self._give_ids(process_set, batch)
             if self._takeover is not None:
                 self._takeover.freed(rank, answer.process_set, answer.ids)
-        for op in message.announce:
-            process_set = self._usable(rank, op, batch)
-            if process_set is not None:
-                self._announce(process_set, rank, op, now_s, resumed, batch)
+        self._announce_all(rank, announced, now_s, resumed, batch)
         if message.HasField("join") and self._sets[0].whole and (state := self._joining.receive(rank, message.join)):
             self._join_changed(state, now_s, batch)
         if self._takeover is not None:
@@ -291,6 +319,14 @@ class Negotiation:
             self.add_process_set(number, ranks, rank)
 
     # -- announcements -----------------------------------------------------------------------------------------------
+
+    def _announce_all(
+        self, rank: int, ops: Iterable[types_pb2.Operation], now_s: float, resumed: bool, batch: Batch
+    ) -> None:
+        for op in ops:
+            process_set = self._usable(rank, op, batch)
+            if process_set is not None:
+                self._announce(process_set, rank, op, now_s, resumed, batch)
 
     def _usable(self, rank: int, op: types_pb2.Operation, batch: Batch) -> ProcessSet | None:
         """The process set of `op`, or None after telling the rank what is wrong with it."""

@@ -17,7 +17,9 @@ MAX_NAME_LENGTH = 4096
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 64
 MAX_SIGNATURE_LENGTH = 64  # values; a longer one is kept as its digest
-MAX_REMEMBERED_BYTES = 1 << 10  # the checks of a larger operation are done each time, and not remembered
+# What is remembered of operations that were looked at is charged to no job, so it is small: 8 MB for all of them.
+MAX_REMEMBERED = 8192
+MAX_REMEMBERED_BYTES = 512  # a larger operation is looked at each time
 
 # The traits of each type of operation, as types.proto gives them beside its number.
 _TRAITS = {
@@ -71,20 +73,28 @@ def traits_of(op: pb.Operation) -> pb.OperationTraits:
     return _TRAITS.get(op.type, _NO_TRAITS)
 
 
+class _DefectError(Exception):
+    """Says why an operation makes no sense. Raised, so that such operations are not remembered."""
+
+
 def looked_at(op: pb.Operation) -> tuple[str, Signature]:
-    """`defect(op)`, and `signature(op)` where there is none. All ranks announce the same, so it is remembered."""
+    """`defect(op)`, and `signature(op)` if there is none. All ranks announce the same, so that is remembered."""
     data = op.SerializeToString()
-    return _of_bytes(data) if len(data) <= MAX_REMEMBERED_BYTES else _look(op)
+    try:
+        return "", _signature_of(data) if len(data) <= MAX_REMEMBERED_BYTES else _checked(op)
+    except _DefectError as error:
+        return str(error), ()
 
 
-@functools.lru_cache(maxsize=8192)
-def _of_bytes(data: bytes) -> tuple[str, Signature]:
-    return _look(pb.Operation.FromString(data))
+@functools.lru_cache(maxsize=MAX_REMEMBERED)
+def _signature_of(data: bytes) -> Signature:
+    return _checked(pb.Operation.FromString(data))
 
 
-def _look(op: pb.Operation) -> tuple[str, Signature]:
-    sentence = defect(op)
-    return sentence, () if sentence else signature(op)
+def _checked(op: pb.Operation) -> Signature:
+    if sentence := defect(op):
+        raise _DefectError(sentence)
+    return signature(op)
 
 
 def factors(op: pb.Operation) -> tuple[str, str]:
