@@ -23,6 +23,7 @@ import numpy as np
 
 from horovod.common.ops.questions import first_round
 from horovod.common.ops.specs import set_number, set_size
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Exchange, Held, Item, Kind, SameWeights
 from horovod.worker.runtime.context import Context, current, is_member
@@ -65,7 +66,7 @@ def postpone(until_later: bool) -> None:
 class CountedWeights:
     """One for each model. In each step, on all ranks: if `is_due`, then `compare`.
 
-    wire: the operation's name, equal on all ranks. things: what is compared; remedy: as for SameWeights.
+    wire: the operation's name, equal on all ranks. things: what is compared; remedy, made: as for SameWeights.
     """
 
     def __init__(
@@ -74,12 +75,15 @@ class CountedWeights:
         things: Any,  # Callable[[], Iterable[Thing]]; whoever makes it may add to that
         process_set: ProcessSet,
         remedy: Callable[[set[Kind]], str],
+        made: Made | None = None,
     ) -> None:
         self.things = things
         self.number = next(_numbers)
         self.wire = wire
         self._process_set = process_set
-        self._same = SameWeights(lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy)
+        self._same = SameWeights(
+            lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy, made
+        )
         self._counted: _Steps | None = None  # where `_own` counts
         self._own = 0  # steps of this model
         _by_number[self.number] = self

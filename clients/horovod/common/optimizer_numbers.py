@@ -102,6 +102,10 @@ class Made:
         """The name of a parameter on the wire."""
         return numbered(name, self._number_of[name])
 
+    def called(self, name: str) -> str:
+        """What an optimizer that was made with one name calls `name` on the wire, such as the name of a group."""
+        return numbered(name, next(iter(self._number_of.values())))
+
     def first(self) -> str:
         """The first of the names on the wire; stays the same when parameters are added."""
         return self.label(next(iter(self._number_of)))
@@ -127,6 +131,19 @@ class Made:
         """The step has ended, or was given up."""
         self._in_step = False
 
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """From `begin` to `end`."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Of an optimizer that copy or pickle goes through: the copy's is one of a copy."""
+        return _copied, (list(self._number_of), self.ranks, self.numbers())
+
     def retire(self) -> None:
         """It takes no more steps."""
         with _lock:
@@ -142,6 +159,12 @@ class Made:
         with _lock:
             name = next(iter(self._number_of))
             return self._number_of[name], self.site, list(_given.sites.get((self.ranks, name), ()))
+
+
+def _copied(names: list[str], ranks: Ranks, numbers: Numbers | None) -> Made:
+    made = Made(names, global_process_set, True, numbers)
+    made.ranks = ranks  # it has no number yet
+    return made
 
 
 def restart(first: Iterable[Made] = ()) -> None:

@@ -22,6 +22,7 @@ from horovod.common.basics import init as init
 from horovod.common.basics import join_again, rank
 from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
+from horovod.common.optimizer_numbers import Made, of_root
 from horovod.mxnet.backward_errors import drop_errors, lost_ranks
 from horovod.mxnet.functions import allgather_object, broadcast_object
 
@@ -80,9 +81,14 @@ class MXNetState(ObjectState):
         is_source = rank() == self._source
         values: Any = broadcast_object(self._values() if is_source else None, self._source, "elastic.values")
         if not is_source:
-            self._assign(values)
+            with of_root():
+                self._assign(values)
         super().sync()
         self._saved_values = values
+
+    def _optimizers(self) -> list[Made]:
+        optimizers = (self._trainer, getattr(self._trainer, "_optimizer", None))
+        return [made for one in optimizers if (made := vars(one).get("_made") if one is not None else None)]
 
     def _settle(self) -> None:
         with lost_ranks():

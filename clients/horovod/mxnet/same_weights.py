@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from horovod.common.counted_weights import CountedWeights, Thing, of_model
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Kind
 from horovod.mxnet.errors import mxnet_errors
 
 
 @mxnet_errors
-def compare_trainer(trainer: Any, first: str, process_set: ProcessSet) -> None:
-    """Before the gradients of a step are reduced. first: name of one of them.
+def compare_trainer(trainer: Any, first: str, process_set: ProcessSet, made: Made) -> None:
+    """Before the gradients of a step are reduced. first: name of one of them. made: of the trainer.
 
     ValueError, on all ranks: they differ, and the setting says that this is an error.
     """
@@ -28,27 +29,32 @@ def compare_trainer(trainer: Any, first: str, process_set: ProcessSet) -> None:
         owner = reference()
         return iter(()) if owner is None else _of_trainer(owner)
 
-    wire = f"allreduce.{first}.same_weights"
-    counted = of_model(trainer, wire, lambda: CountedWeights(wire, things, process_set, _remedy))
+    wire = f"allreduce.{made.called(first)}.same_weights"
+    counted = of_model(trainer, wire, lambda: CountedWeights(wire, things, process_set, _remedy, made))
     if counted.is_due():
         counted.compare()
 
 
 @mxnet_errors
 def compare_updated(
-    optimizer: Any, indices: Sequence[Any], weights: Sequence[Any], states: Sequence[Any], process_set: ProcessSet
+    optimizer: Any,
+    indices: Sequence[Any],
+    weights: Sequence[Any],
+    states: Sequence[Any],
+    process_set: ProcessSet,
+    made: Made,
 ) -> None:
     """The same for an optimizer that is told of one parameter after the other.
 
     It notes them in the first step, and compares all of them when the first one comes again.
     """
     reference = weakref.ref(optimizer)
-    wire = f"allreduce.gradient.{indices[0]}.same_weights"
+    wire = f"allreduce.{made.called(f'gradient.{indices[0]}')}.same_weights"
 
     def make() -> CountedWeights:
-        return CountedWeights(wire, _Updated(reference), process_set, _remedy)
+        return CountedWeights(wire, _Updated(reference), process_set, _remedy, made)
 
-    counted = of_model(optimizer, process_set.process_set_id, make)
+    counted = of_model(optimizer, (process_set.process_set_id, made.called("")), make)
     counted.things.note(indices, weights, states)
     if counted.wire == wire and counted.is_due():
         counted.compare()

@@ -12,6 +12,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, Taken, name_of_group, refuse
 from horovod.common.ops.handles import AnyHandle, synchronize
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.mxnet import same_weights, sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
@@ -46,7 +47,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         compression: how gradients travel, for example hvd.Compression.fp16.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
             ranks afterwards.
-        prefix: of the names on the wire.
+        prefix: of the names on the wire. Without it the second trainer has names with #2, and so on, so make
+            several in the same order on all ranks.
         num_groups: in how many operations the gradients are sent; 0: each in one of its own, all at once.
         process_set: the ranks that take part; others make steps with their own gradients.
         op: hvd.Average, hvd.Sum or hvd.Adasum, which is taken of the gradients.
@@ -80,6 +82,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             raise refuse(optimizer, "hvd.DistributedTrainer", _OPTIMIZER)
         self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
+        self._made = Made([self._prefix], process_set)
         self._are_reduced = False  # the gradients that update() is to use
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
 
@@ -96,8 +99,10 @@ class DistributedTrainer(mx.gluon.Trainer):
                 )
         gradients = [param.list_grad()[0] for _, param in trained]
         if trained and self._reduction.communicates():
-            same_weights.compare_trainer(self, f"{self._prefix}.{trained[0][0]}", self._reduction.process_set)
-        _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients)
+            with self._made.step():
+                first = f"{self._prefix}.{trained[0][0]}"
+                same_weights.compare_trainer(self, first, self._reduction.process_set, self._made)
+                _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients, self._made)
         self._are_reduced = True
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -114,7 +119,7 @@ class DistributedTrainer(mx.gluon.Trainer):
 
 
 # What a DistributedOptimizer has itself; all else is its inner optimizer's.
-_OWN: Final = ("_optimizer", "_reduction")
+_OWN: Final = ("_optimizer", "_reduction", "_made")
 
 
 class DistributedOptimizer(mx.optimizer.Optimizer):
@@ -145,6 +150,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             raise refuse(optimizer, "hvd.DistributedOptimizer", _OPTIMIZER)
         self._optimizer = optimizer
         self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set, op)
+        self._made = Made(["gradient"], process_set)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # while it is unpickled
@@ -175,8 +181,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         several = isinstance(updated[0], list | tuple)
         indices, weights, gradients, states = updated if several else ([one] for one in updated)
         if self._reduction.communicates():
-            same_weights.compare_updated(self, indices, weights, states, self._reduction.process_set)
-        _reduce(self._reduction, "gradient", indices, gradients)
+            with self._made.step():
+                process_set = self._reduction.process_set
+                same_weights.compare_updated(self, indices, weights, states, process_set, self._made)
+                _reduce(self._reduction, "gradient", indices, gradients, self._made)
 
     def create_state(self, index: Any, weight: Any) -> Any:
         return self._optimizer.create_state(index, weight)
@@ -203,13 +211,11 @@ def _reduction(compression: Any, predivide: float, num_groups: int, process_set:
 
 
 @mxnet_errors
-def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: Sequence[Any]) -> None:
-    """Averages the gradients in place. keys: what tells them apart, the same on all ranks."""
-    if not reduction.communicates():
-        return
+def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: Sequence[Any], made: Made) -> None:
+    """Averages the gradients in place. keys: what tells them apart, the same on all ranks. made: of the optimizer."""
     names = [f"{prefix}.{key}" for key in keys]
     rows = [
-        (gradient, sparse.start(gradient, name, reduction.op, reduction.process_set))
+        (gradient, sparse.start(gradient, made.called(name), reduction.op, reduction.process_set))
         for gradient, name in zip(gradients, names, strict=True)
         if gradient.stype == "row_sparse"
     ]
@@ -219,7 +225,7 @@ def _reduce(reduction: Reduction, prefix: str, keys: Sequence[Any], gradients: S
     handles: list[AnyHandle] = []
     for group in reduction.grouped(dense):
         small = [packed[dense[index]][0] for index in group]
-        name = name_of_group([names[dense[index]] for index in group])
+        name = made.called(name_of_group([names[dense[index]] for index in group]))
         if len(small) == 1:
             handles.append(COLLECTIVES.allreduce_async_(small[0], reduction.op, name, *factors))
         else:

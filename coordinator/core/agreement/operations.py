@@ -39,7 +39,7 @@ _NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.Operati
 _PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
 _UNNAMED = ".noname"
-_OPTIMIZER = re.compile(r"#[0-9]+(?=\.|$)")  # clients/horovod/common/optimizer_numbers.py
+_OPTIMIZER = re.compile(r"#[0-9]+(?=[.,]|$)")  # clients/horovod/common/optimizer_numbers.py
 
 # Ends the names of operations for which no rank waits: clients/horovod/common/ops/questions.py.
 _QUESTION = ".all_made.question"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import subprocess
 import warnings
 from pathlib import Path
@@ -292,3 +293,83 @@ def test_ranks_that_train_different_weights_are_told_so(mxnet_pair: World, modul
     assert "'learning_rate' of the optimizer (0.1 on rank 0, 1.1 on rank 1)" in rates[0]
     assert (broadcast, alike) == ([], [])
     assert on_1 == [[], [], [], []]
+
+
+# -- two trainers, or optimizers, whose gradients have equal names -----------------------------------------------------
+def _two_in_another_order(module: bool, same_order: bool, made_otherwise: bool) -> list[float]:
+    """Averages of both, whose gradients are 1 and 100 on all ranks."""
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    weights = [mx.gluon.Parameter(name, shape=(1,)) for name in ("first", "second")]
+    for weight in weights:
+        weight.initialize(mx.init.One())
+
+    def make(place: int) -> Any:
+        if module:
+            return hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+        return hvd.DistributedTrainer([weights[place]], "sgd", {"learning_rate": 1.0})
+
+    def make_first() -> Any:
+        return make(0)
+
+    def make_second() -> Any:
+        return make(1)
+
+    makers = [make_first, make_second]
+    made = {maker: maker() for maker in (makers[::-1] if made_otherwise and hvd.rank() == 1 else makers)}
+    first, second = made[make_first], made[make_second]
+    for _ in range(3):
+        order = [(0, first, 1.0), (1, second, 100.0)]
+        for place, one, scale in order if same_order or hvd.rank() == 0 else order[::-1]:
+            weights[place].set_data(mx.nd.ones(1))
+            if module:
+                one.update(0, weights[place].data(), mx.nd.array([scale]), None)
+                continue
+            with mx.autograd.record():
+                loss = weights[place].data() * scale
+            loss.backward()
+            one.step(1)
+    return [1 - float(weight.data().asnumpy()[0]) for weight in weights]
+
+
+def _error_of_two(*arguments: bool) -> str:
+    collectives.join(-1)  # so that steps count anew
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (of a class that only ranks know)
+        _two_in_another_order(*arguments)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_two_optimizers_of_equal_names(mxnet_pair: World, module: bool) -> None:
+    assert mxnet_pair.run(_two_in_another_order, module, True, False) == [[1.0, 100.0]] * 2
+    for error in mxnet_pair.run(_error_of_two, module, False, False):  # a step waits for other ranks
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0#2", "same order"), error), error
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_two_optimizers_made_in_another_order(mxnet_pair: World, module: bool) -> None:
+    for error in mxnet_pair.run(_error_of_two, module, False, True):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), error), error
+
+
+def _copied_optimizers() -> list[int]:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    first = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    kept = pickle.loads(pickle.dumps(first)) if hvd.rank() == 0 else None  # takes no step
+    second = hvd.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    first = hvd.broadcast_object(first)
+    first.update(0, mx.nd.ones(1), mx.nd.ones(1), None)
+    copied = pickle.loads(pickle.dumps(second))
+    for one in (second, *([copied] if kept is None else [kept])):
+        one.update(0, mx.nd.ones(1), mx.nd.ones(1), None)
+    numbers = [int(one._made.called("").partition("#")[2] or 1) for one in (first, second)]
+    return [number - numbers[0] for number in numbers]
+
+
+def test_copies_of_an_optimizer(mxnet_pair: World) -> None:
+    assert mxnet_pair.run(_copied_optimizers) == [[0, 1]] * 2
