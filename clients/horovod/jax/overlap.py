@@ -9,7 +9,7 @@ and waits for the call. `after_all` lets no weight be updated before the last ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -24,16 +24,20 @@ __all__ = ["after_all", "allreduce_groups"]
 
 
 def allreduce_groups(
-    arrays: Sequence[Any], names: Sequence[str], groups: Sequence[Sequence[int]], **options: Any
+    arrays: Sequence[Any],
+    names: Sequence[str],
+    groups: Sequence[Sequence[int]],
+    called: Callable[[str], str] = str,
+    **options: Any,
 ) -> list[Any]:
     """The arrays, reduced in a call for each group of places in the list, in the order of the groups.
 
-    Arrays in no group stay as they are. names: of the arrays, by which other ranks know them. The options are those of
-    `grouped_allreduce`.
+    Arrays in no group stay as they are. names: of the arrays; `called` makes of the name of a group the one by which
+    other ranks know it. The options are those of `grouped_allreduce`.
     """
     results = list(arrays)
     for number, group in enumerate(groups, 1):
-        content = name_of_group([names[place] for place in group]) if group else ""
+        content = called(name_of_group([names[place] for place in group])) if group else ""
         reduced = allreduce_of(content, [arrays[place] for place in group], number < len(groups), **options)
         for place, result in zip(group, reduced, strict=True):
             results[place] = result

@@ -21,6 +21,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.counted_weights import CountedWeights, Thing, of_model
 from horovod.common.gradients import Reduction, Taken, check_passes, refuse
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.same_weights import Kind
 from horovod.jax.arrays import DTYPE_CODES
@@ -96,15 +97,22 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
     _check_groups(groups)
     reduction = Reduction(compression, op, gradient_predivide_factor, groups, process_set)
     inner = optax.with_extra_args_support(optimizer)
+    made = Made(["gradient"], process_set)
+
+    def average(tree: Any) -> Any:
+        if not reduction.communicates():
+            return tree
+        with made.step():
+            return reduced(tree, reduction, made.called)
 
     def step(gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
         # With Adasum the state is made of this rank's own gradients.
-        _compare(gradients, {"state": None if op == Adasum else state, "parameter": params}, reduction)
+        _compare(gradients, {"state": None if op == Adasum else state, "parameter": params}, reduction, made)
         if op == Adasum:
             updates, state = inner.update(gradients, state, params, **extra)
-            return reduced(updates, reduction), state
+            return average(updates), state
         _check_own(gradients, op)
-        return inner.update(reduced(gradients, reduction), state, params, **extra)
+        return inner.update(average(gradients), state, params, **extra)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         return step(gradients, state, params, extra)
@@ -216,8 +224,11 @@ def grad(
     return call
 
 
-def reduced(tree: Any, reduction: Reduction) -> Any:
-    """The pytree with its floating-point leaves reduced over the ranks; others are as they were."""
+def reduced(tree: Any, reduction: Reduction, called: Callable[[str], str] = str) -> Any:
+    """The pytree with its floating-point leaves reduced over the ranks; others are as they were.
+
+    called: makes names on the wire.
+    """
     if not reduction.communicates():
         return tree
     leaves, structure = jax.tree.flatten(tree)
@@ -238,7 +249,7 @@ def reduced(tree: Any, reduction: Reduction) -> Any:
     ]
     if reduction.op == Adasum:  # each array by itself, or their lengths would count together
         groups = [[place] for place in reversed(places)]
-    return jax.tree.unflatten(structure, allreduce_groups(leaves, names, groups, **common))
+    return jax.tree.unflatten(structure, allreduce_groups(leaves, names, groups, called, **common))
 
 
 # The arrays that hvd.grad and hvd.value_and_grad have returned, by identity, as long as anything holds them.
@@ -264,24 +275,26 @@ def _check_own(tree: Any, op: int) -> None:
         )
 
 
-def _compare(gradients: Any, held: dict[str, Any], reduction: Reduction) -> None:
+def _compare(gradients: Any, held: dict[str, Any], reduction: Reduction, made: Made) -> None:
     """Compares what the ranks hold, before a step outside of compiled functions: there are no values in one.
 
-    held: trees. reduction: of one optimizer. ValueError, on all ranks: they differ, and the setting makes it an error.
+    held: trees. reduction, made: of one optimizer.
+    ValueError, on all ranks: they differ, and the setting makes it an error.
     """
     if not trace_state_clean() or not reduction.communicates():
         return
     leaves, structure = jax.tree.flatten(gradients)
     if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return
-    wire = f"allreduce.{names_of(gradients, structure)[0]}.same_weights"
-    counted = of_model(reduction, wire, lambda: CountedWeights(wire, tuple, reduction.process_set, _remedy))
-    if counted.is_due():
-        counted.things = functools.partial(_things, held)
-        try:
-            counted.compare()
-        finally:
-            counted.things = tuple
+    with made.step():
+        wire = f"allreduce.{made.called(names_of(gradients, structure)[0])}.same_weights"
+        counted = of_model(reduction, wire, lambda: CountedWeights(wire, tuple, reduction.process_set, _remedy, made))
+        if counted.is_due():
+            counted.things = functools.partial(_things, held)
+            try:
+                counted.compare()
+            finally:
+                counted.things = tuple
 
 
 def _things(held: dict[str, Any]) -> Iterator[Thing]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import TrainingCode
+from horovod.base.errors import OperationCode, TrainingCode
 from horovod.common.ops import collectives
 
 ROWS = 8  # of a joined batch
@@ -395,3 +396,52 @@ def test_ranks_that_train_different_weights_are_told_so_outside_of_compiled_func
     assert "state [0].mu['last']" in state[0]
     assert quiet == [[], []]
     assert on_1 == [[], [], [], []]
+
+
+# -- two optimizers of equal trees -------------------------------------------------------------------------------------
+def _of_two(compiled: bool, same_order: bool, made_otherwise: bool = False) -> list[float]:
+    """Averages of both, whose gradients are 1 and 100 on all ranks."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import horovod.jax as hvd
+
+    def make_first() -> Any:
+        return hvd.DistributedOptimizer(optax.sgd(1.0))
+
+    def make_second() -> Any:
+        return hvd.DistributedOptimizer(optax.sgd(1.0))
+
+    makers = [make_first, make_second]
+    made = {maker: maker() for maker in (makers[::-1] if made_otherwise and hvd.rank() == 1 else makers)}
+    first, second = made[make_first], made[make_second]
+    updates = {optimizer: jax.jit(optimizer.update) if compiled else optimizer.update for optimizer in (first, second)}
+    params = {"w": jnp.ones(1), "b": jnp.ones(2)}
+    found = {}
+    for _ in range(3):
+        order = [(first, 1.0), (second, 100.0)]
+        for optimizer, scale in order if same_order or hvd.rank() == 0 else order[::-1]:
+            gradients = jax.tree.map(lambda one, scale=scale: one * scale, params)
+            found[scale] = updates[optimizer](gradients, optimizer.init(params), params)[0]["w"]
+            jax.block_until_ready(found[scale])
+    return [-found[scale].item() for scale in (1.0, 100.0)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_optimizers_of_equal_trees(jax_pair: World, compiled: bool) -> None:
+    assert jax_pair.run(_of_two, compiled, True) == [[1.0, 100.0]] * 2
+    for outcome in jax_pair.outcomes(_of_two, compiled, False):  # a step waits for other ranks
+        assert re.search(r"gradient\['b'\],gradient\['w'\]#2|gradient\['b'\]#2", str(outcome.error)), outcome
+        assert OperationCode.DEADLOCK.value in str(outcome.error)
+        assert "same order" in str(outcome.error)
+
+
+def _of_two_made_otherwise() -> list[float]:
+    collectives.join(-1)  # so that steps count anew
+    return _of_two(False, False, True)
+
+
+def test_two_optimizers_made_in_another_order(jax_pair: World) -> None:
+    for outcome in jax_pair.outcomes(_of_two_made_otherwise):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), str(outcome.error)), outcome
