@@ -65,3 +65,37 @@ def every_step_reduces_once() -> None:
         ):
             (found,), _ = optimizer.stateless_apply([one.value for one in optimizer.variables], [gradient], [x.value])
             assert float(found[0]) == SUM
+
+
+# -- two optimizers whose variables have equal names -------------------------------------------------------------------
+def of_two(same_order: bool, made_otherwise: bool = False) -> list[float]:
+    """What both subtract in a step, of gradients that are 1 and 100 on all ranks."""
+    import keras
+
+    import horovod.keras as hvd
+
+    def make_first() -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    def make_second() -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    makers = [make_first, make_second]
+    made = {maker: maker() for maker in (makers[::-1] if made_otherwise and hvd.rank() == 1 else makers)}
+    variables = [keras.Variable([1.0], name="kernel") for _ in makers]
+    pairs = [(made[maker], variable) for maker, variable in zip(makers, variables, strict=True)]
+    for _ in range(3):
+        both = list(zip(pairs, (1.0, 100.0), strict=True))
+        for (optimizer, variable), scale in both if same_order or hvd.rank() == 0 else both[::-1]:
+            variable.assign([1.0])
+            optimizer.apply([keras.ops.convert_to_tensor([scale])], [variable])
+    return [1.0 - float(variable.numpy()[0]) for variable in variables]
+
+
+def error_of_two(same_order: bool, made_otherwise: bool) -> str:
+    from horovod.common.ops import collectives
+
+    collectives.join(-1)  # so that steps count anew
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (TensorFlow has its own)
+        of_two(same_order, made_otherwise)
+    return str(caught.value)

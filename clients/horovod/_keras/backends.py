@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from horovod.common.gradients import Reduction
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 
 _MODULES: Final = {
@@ -38,7 +39,7 @@ class Backend(Protocol):
     Aggregation: Callable[[int, bool, bool], Aggregation]
 
     # optimizer: the one that will apply the gradients. Ranks compare the state that it holds
-    # (common/counted_weights.py).
+    # (common/counted_weights.py). made: its names on the wire (common/optimizer_numbers.py).
     def reduced_but_local(
         self,
         gradients: Sequence[Any],
@@ -46,6 +47,7 @@ class Backend(Protocol):
         local: set[int],
         reduction: Reduction,
         optimizer: Any = None,
+        made: Made | None = None,
     ) -> list[Any]: ...
 
     def agreed(

@@ -8,6 +8,7 @@ for optimizers that are not distributed nothing changes.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from horovod._keras.kinds import distributed_keras
 from horovod._keras.optimizer import Distribution
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction, identity
+from horovod.common.optimizer_numbers import Made
 
 _MARK = "_hvd_copies_are_distributed"
 
@@ -31,6 +33,7 @@ class HowDistributed:
     depth: int  # number of optimizers, such as Keras's LossScaleOptimizer, around the distributed one
     groups: list[list[int]] | None
     local: list[int]
+    made: Made
 
     @classmethod
     def of(cls, optimizer: Any, variables: Sequence[Any]) -> HowDistributed | None:
@@ -59,7 +62,7 @@ class HowDistributed:
                     "built.",
                 )
             ) from None
-        return cls(reduction, distribution.passes, distribution.average, depth, groups, local)
+        return cls(reduction, distribution.passes, distribution.average, depth, groups, local, distribution.made)
 
     def distribute(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes `optimizer`, of the copy with these variables, a distributed one."""
@@ -69,7 +72,7 @@ class HowDistributed:
         if self.groups is not None:
             groups = [[variables[place] for place in group] for group in self.groups]
             reduction = replace(reduction, groups=groups)
-        distributed_keras(optimizer, reduction, self.passes, self.average)
+        distributed_keras(optimizer, reduction, self.passes, self.average, made=copy.copy(self.made))
         for place in self.local:
             optimizer.register_local_var(variables[place])
 
@@ -155,10 +158,10 @@ def install_tf_keras() -> None:
 
     def __deepcopy__(self: Any, memo: Any) -> Any:  # noqa: N807
         how = _how(self) if self.built else None
-        copy = deepcopy(self, memo)
+        twin = deepcopy(self, memo)
         if how is not None:
-            how.distribute(*_parts(copy))
-        return copy
+            how.distribute(*_parts(twin))
+        return twin
 
     setattr(__reduce__, _MARK, True)
     model.__reduce__ = __reduce__

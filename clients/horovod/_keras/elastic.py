@@ -11,6 +11,7 @@ import numpy as np
 
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
+from horovod._keras.optimizer import distribution_in
 from horovod._keras.progress import begins, written
 from horovod._keras.state import build_optimizer, classes_of, kind_of, state_of, variables_of
 from horovod.base.errors import TrainingCode, coded
@@ -18,6 +19,7 @@ from horovod.common.basics import rank
 from horovod.common.elastic import ObjectState, check_results
 from horovod.common.gradients import identity
 from horovod.common.ops.objects import allgather_object, broadcast_object
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import global_process_set
 from horovod.common.state_parts import Parts
 
@@ -145,6 +147,10 @@ class KerasState(VariablesState):
 
     def _fixed_parts(self) -> dict[str, Any]:
         return {"model": self.model} | ({} if self.optimizer is None else {"optimizer": self.optimizer})
+
+    def _optimizers(self) -> list[Made]:
+        distribution = distribution_in(self.optimizer)
+        return [] if distribution is None else [distribution.made]
 
     def _own_variables(self) -> list[Any]:
         if self.optimizer is not None:  # so that the same variables are there from the first sync on

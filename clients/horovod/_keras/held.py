@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from horovod.common.counted_weights import CountedWeights, Thing, of_model
 from horovod.common.gradients import identity
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Kind
 
@@ -23,12 +24,17 @@ _NUMBERS: Final = frozenset({"learning_rate", "dynamic_scale"})
 
 
 def counted(
-    wire: str, trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any, values: Callable[[Any], Any]
+    wire: str,
+    trained: Mapping[str, Any],
+    process_set: ProcessSet,
+    optimizer: Any,
+    values: Callable[[Any], Any],
+    made: Made | None = None,
 ) -> CountedWeights | None:
     """The comparison for a step in which these are trained; None if there is no variable among them.
 
     wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or None. values: of a
-    variable, as an array.
+    variable, as an array. made: of the optimizer.
     """
     variables = {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
     if not variables:
@@ -36,11 +42,11 @@ def counted(
     anchor = next(iter(variables.values()))
 
     def make() -> CountedWeights:
-        return CountedWeights(wire, _Things(variables, optimizer, values), process_set, _remedy)
+        return CountedWeights(wire, _Things(variables, optimizer, values), process_set, _remedy, made)
 
     found = of_model(getattr(anchor, "_value", anchor), (wire, process_set.process_set_id), make)
     if not found.things.are_of(variables, optimizer):
-        found.compare_others(_Things(variables, optimizer, values))
+        found.compare_others(_Things(variables, optimizer, values), made)
     return found
 
 

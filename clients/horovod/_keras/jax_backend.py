@@ -13,6 +13,7 @@ from horovod import jax as hvd
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.overlap import allreduce_groups
 
@@ -22,7 +23,12 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    local: set[int],
+    reduction: Reduction,
+    optimizer: Any = None,
+    made: Made | None = None,
 ) -> list[Any]:
     """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part.
 
@@ -48,6 +54,7 @@ def reduced_but_local(
         results,
         names,
         [[places[index] for index in group] for group in reversed(groups)],
+        str if made is None else made.called,
         compression=reduction.compression,
         op=reduction.op,
         prescale_factor=factors[0],

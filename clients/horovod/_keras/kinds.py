@@ -7,6 +7,7 @@ from typing import Any
 
 from horovod._keras.backends import backend_of
 from horovod.common.gradients import Reduction, Taken, refuse
+from horovod.common.optimizer_numbers import Made
 
 
 def is_keras3_optimizer(optimizer: Any) -> bool:
@@ -22,18 +23,23 @@ def is_tf_keras_optimizer(optimizer: Any) -> bool:
 
 
 def distributed_keras(
-    optimizer: Any, reduction: Reduction, passes: int = 1, average: bool = False, name: str | None = None
+    optimizer: Any,
+    reduction: Reduction,
+    passes: int = 1,
+    average: bool = False,
+    name: str | None = None,
+    made: Made | None = None,
 ) -> Any:
-    """A distributed optimizer of whichever Keras; ValueError for what is none."""
+    """A distributed optimizer of whichever Keras; ValueError for what is none. made: of one that is a copy."""
     if is_keras3_optimizer(optimizer):
         from horovod._keras.optimizer import distribute_keras3
 
-        return distribute_keras3(optimizer, reduction, passes, average, backend_of(sys.modules["keras"]), name)
+        return distribute_keras3(optimizer, reduction, passes, average, backend_of(sys.modules["keras"]), name, made)
     if is_tf_keras_optimizer(optimizer):
         from horovod._keras import tensorflow_backend
         from horovod._keras.tf_keras import distribute_tf_keras
 
-        return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name)
+        return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name, made)
     known = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     taken = Taken(
         "an optimizer of Keras",

@@ -19,6 +19,7 @@ from typing import Any
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, check_passes, identity
+from horovod.common.optimizer_numbers import Made
 from horovod.common.script import level_of_the_script
 from horovod.worker.runtime.context import current
 
@@ -28,7 +29,10 @@ _MARK = "_hvd_looks_at_the_optimizer"
 class Distribution:
     """What a distributed optimizer has beside what its own class has."""
 
-    def __init__(self, reduction: Reduction, passes: int, average: bool, backend: Any) -> None:
+    def __init__(
+        self, reduction: Reduction, passes: int, average: bool, backend: Any, made: Made | None = None
+    ) -> None:
+        """made: of the optimizer that is a copy of another one."""
         check_passes(passes)
         if reduction.op not in (Average, Sum):
             raise ValueError(
@@ -39,6 +43,7 @@ class Distribution:
         if reduction.compression is None:
             reduction = replace(reduction, compression=backend.no_compression)
         self.reduction = reduction
+        self.made = made or Made(["gradient"], reduction.process_set)
         self.backend = backend
         self.passes = passes
         self.average = average
@@ -54,7 +59,8 @@ class Distribution:
     def __deepcopy__(self, memo: dict[int, Any]) -> Distribution:
         """Of an optimizer that Keras 2 copies with all that it has."""
         groups = copy.deepcopy(self.reduction.groups, memo)
-        twin = Distribution(replace(self.reduction, groups=groups), self.passes, self.average, self.backend)
+        reduction = replace(self.reduction, groups=groups)
+        twin = Distribution(reduction, self.passes, self.average, self.backend, copy.copy(self.made))
         for variable in copy.deepcopy(list(self.local.values()), memo):
             twin.register_local_var(variable)
         return twin
@@ -68,7 +74,10 @@ class Distribution:
         infinite gradients.
         """
         local = set(self.local)
-        results: list[Any] = self.backend.reduced_but_local(gradients, variables, local, self.reduction, optimizer)
+        with self.made.step():
+            results: list[Any] = self.backend.reduced_but_local(
+                gradients, variables, local, self.reduction, optimizer, self.made
+            )
         return self.backend.agreed(results, variables, local, self.reduction) if loss_scaled else results
 
     def apply(
@@ -238,10 +247,10 @@ def _of(optimizer: Any) -> Distribution:
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether it reduces gradients, or an optimizer in it does."""
-    return _distribution_in(optimizer) is not None
+    return distribution_in(optimizer) is not None
 
 
-def _distribution_in(optimizer: Any) -> Distribution | None:
+def distribution_in(optimizer: Any) -> Distribution | None:
     while optimizer is not None:
         distribution: Distribution | None = getattr(optimizer, "_hvd", None)
         if distribution is not None:
@@ -273,7 +282,7 @@ def _look_at_optimizer(model: Any) -> None:
     """Warns of a plain optimizer in place of the distributed one; a setting makes it a ValueError."""
     used = getattr(model, "optimizer", None)
     compiled = getattr(getattr(model, "_compile_config", None), "config", {}).get("optimizer")
-    distribution = _distribution_in(compiled)
+    distribution = distribution_in(compiled)
     if distribution is None or used is None or is_distributed(used):
         return
     if type(model).train_step.__module__.partition(".")[0] not in ("keras", "tf_keras"):
@@ -321,7 +330,13 @@ def _class_of(base: type, mixin: type) -> type:
 
 
 def distribute_keras3(
-    optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
+    optimizer: Any,
+    reduction: Reduction,
+    passes: int,
+    average: bool,
+    backend: Any,
+    name: str | None,
+    made: Made | None = None,
 ) -> Any:
     """The optimizer, distributed, and the one in a LossScaleOptimizer. Raises ValueError and what a Reduction does."""
     import keras
@@ -332,7 +347,7 @@ def distribute_keras3(
     copies.install_keras3()
     loss_scale.install()
     jit.install()
-    distribution = Distribution(reduction, passes, average, backend)
+    distribution = Distribution(reduction, passes, average, backend, made)
     found = distribute(optimizer, distribution, _DistributedOptimizer, name)
     if getattr(found, "_hvd", None) is distribution and (inner := getattr(found, "inner_optimizer", None)) is not None:
         # A training step of the script's own may use the inner one. What the outer one has reduced, it takes as it is.

@@ -10,6 +10,7 @@ import tensorflow as tf
 from horovod import tensorflow as hvd
 from horovod._keras.optimizer import _DistributedOptimizer
 from horovod.common.gradients import Reduction
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import gradients as of_tensorflow
 from horovod.tensorflow.aggregation import LocalGradientAggregation as Aggregation
@@ -37,12 +38,17 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    local: set[int],
+    reduction: Reduction,
+    optimizer: Any = None,
+    made: Made | None = None,
 ) -> list[Any]:
     """Those that a tape has reduced stay as they are."""
     if are_reduced(gradients, variables, reduction, local):
         return list(gradients)
-    return of_tensorflow.reduced_but_local(gradients, variables, local, reduction, optimizer=optimizer)
+    return of_tensorflow.reduced_but_local(gradients, variables, local, reduction, optimizer=optimizer, made=made)
 
 
 as_it_is(_DistributedOptimizer.apply, reduced_but_local)

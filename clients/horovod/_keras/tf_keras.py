@@ -18,6 +18,7 @@ import tensorflow as tf
 from horovod._keras.optimizer import Distribution, _of, distribute, watch_models
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
+from horovod.common.optimizer_numbers import Made
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.once import check_reduced, check_sums, forget, forget_own, hand_out, is_owned, mark
 
@@ -275,11 +276,17 @@ def _unscaled_first(original: Any, only_gradients: bool) -> Any:
 
 
 def distribute_tf_keras(
-    optimizer: Any, reduction: Reduction, passes: int, average: bool, backend: Any, name: str | None
+    optimizer: Any,
+    reduction: Reduction,
+    passes: int,
+    average: bool,
+    backend: Any,
+    name: str | None,
+    made: Made | None = None,
 ) -> Any:
     """The optimizer, distributed; of a LossScaleOptimizer the one in it. Raises ValueError, or as a Reduction."""
     if hasattr(optimizer, "inner_optimizer"):
-        distribute_tf_keras(optimizer.inner_optimizer, reduction, passes, average, backend, name)
+        distribute_tf_keras(optimizer.inner_optimizer, reduction, passes, average, backend, name, made)
         return optimizer
     from horovod._keras import copies
 
@@ -290,4 +297,4 @@ def distribute_tf_keras(
     for kind in (scaled, *scaled.__subclasses__()):
         _install_loss_scaling(kind)
     mixin = _DistributedOptimizer if hasattr(optimizer, "aggregate_gradients") else _DistributedLegacyOptimizer
-    return distribute(optimizer, Distribution(reduction, passes, average, backend), mixin, name)
+    return distribute(optimizer, Distribution(reduction, passes, average, backend, made), mixin, name)

@@ -12,6 +12,7 @@ from horovod import torch as hvd
 from horovod._keras import held
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity, name_of_group
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 
 Compression = hvd.Compression
@@ -20,7 +21,12 @@ no_compression = Compression.none
 
 
 def reduced_but_local(
-    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any = None
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    local: set[int],
+    reduction: Reduction,
+    optimizer: Any = None,
+    made: Made | None = None,
 ) -> list[Any]:
     """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
     results = list(gradients)
@@ -33,8 +39,9 @@ def reduced_but_local(
                 results[place] = gradient / reduction.members()
     places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
     trained = {_name(place, variables[place]): variables[place] for place in places}
-    wire = f"allreduce.{next(iter(trained), '')}.same_weights"
-    counted = held.counted(wire, trained, reduction.process_set, optimizer, _values)
+    called = str if made is None else made.called
+    wire = f"allreduce.{called(next(iter(trained), ''))}.same_weights"
+    counted = held.counted(wire, trained, reduction.process_set, optimizer, _values, made)
     if counted is not None and counted.is_due():
         counted.compare()
     factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
@@ -44,7 +51,7 @@ def reduced_but_local(
         packed = [reduction.compression.compress(_whole(gradients[place])) for place in members]
         handle = hvd.grouped_allreduce_async(
             [small for small, _ in packed],
-            name=name_of_group([_name(place, variables[place]) for place in members]),
+            name=called(name_of_group([_name(place, variables[place]) for place in members])),
             op=reduction.op,
             prescale_factor=factors[0],
             postscale_factor=factors[1],

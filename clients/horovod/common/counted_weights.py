@@ -88,9 +88,10 @@ class CountedWeights:
         self._own = 0  # steps of this model
         _by_number[self.number] = self
 
-    def compare_others(self, things: Any) -> None:
+    def compare_others(self, things: Any, made: Made | None = None) -> None:
         """The model has another optimizer, or trains other variables than before."""
         self.things = things
+        self._same.made = made
         self._same.ask()
 
     def is_due(self, call: int = 0) -> bool:

@@ -107,7 +107,7 @@ class SameWeights:
         self._held = held
         self._process_set = process_set
         self._remedy = remedy
-        self._made = made
+        self.made = made
         self._due = True
         self._later = False  # it is due, but a rank has joined
         self._world: weakref.ref[object] | None = None  # the one in which a comparison was due last
@@ -123,10 +123,10 @@ class SameWeights:
         if self._world is None or self._world() is not context:
             self._world, self._due, self._later = weakref.ref(context), True, False
         is_ignored = context.settings.different_weights == "ignore"
-        if not self._due or self._later or (is_ignored and self._made is None):
+        if not self._due or self._later or (is_ignored and self.made is None):
             return None
         weights = 0 if is_ignored else self._digest()
-        return weights if self._made is None else weights ^ zlib.crc32(self._made.site.encode())
+        return weights if self.made is None else weights ^ zlib.crc32(self.made.site.encode())
 
     def take(self, heard: Heard, wire: str) -> None:
         """All ranks have heard the same. wire: begins the operation's name.
@@ -156,7 +156,7 @@ class SameWeights:
 
     def _tell(self, wire: str) -> None:
         is_ignored = current().settings.different_weights == "ignore"
-        own = {} if is_ignored else self._held(), None if self._made is None else self._made.line()
+        own = {} if is_ignored else self._held(), None if self.made is None else self.made.line()
         everybody = allgather_object(own, f"{wire}.same_weights", self._process_set)
         by_rank = dict(zip(self._process_set.ranks or range(len(everybody)), everybody, strict=True))
         ranks = list(by_rank)

@@ -8,13 +8,14 @@ the same order where a function reduces gradients of several models.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, identity, name_of_group
+from horovod.common.optimizer_numbers import Made
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
@@ -27,8 +28,12 @@ def reduced(
     reduction: Reduction,
     generic_names: bool = False,
     optimizer: Any = None,
+    made: Made | None = None,
 ) -> list[Any]:
-    """The reduced gradients; None where there is none. optimizer: holds more that is compared (same_weights.py)."""
+    """The reduced gradients; None where there is none. optimizer: holds more that is compared (same_weights.py).
+
+    made: of the optimizer, whose number ends names where TensorFlow executes eagerly.
+    """
     if not reduction.communicates():
         return list(gradients)
     owners = [_owner(place, None if generic_names else variable) for place, variable in enumerate(variables)]
@@ -37,12 +42,19 @@ def reduced(
         for owner, variable, gradient in zip(owners, variables, gradients, strict=True)
         if gradient is not None
     }
-    with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer):
-        return _reduced(gradients, variables, names, reduction)
+    if not tf.executing_eagerly():
+        made = None
+    called = str if made is None else made.called
+    with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer, made):
+        return _reduced(gradients, variables, names, reduction, called)
 
 
 def _reduced(
-    gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str], reduction: Reduction
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    names: Sequence[str],
+    reduction: Reduction,
+    called: Callable[[str], str],
 ) -> list[Any]:
     results = list(gradients)
     if reduction.sparse_as_dense:
@@ -55,7 +67,7 @@ def _reduced(
             device_sparse=reduction.device_sparse,
             compression=reduction.compression,
             op=reduction.op,
-            name=names[place],
+            name=called(names[place]),
             process_set=reduction.process_set,
             ignore_name_scope=True,
         )
@@ -71,7 +83,7 @@ def _reduced(
             postscale_factor=factors[1],
             process_set=reduction.process_set,
             ignore_name_scope=True,
-            name=name_of_group([names[place] for place in group]),
+            name=called(name_of_group([names[place] for place in group])),
         )
         for place, result in zip(group, reduced_group, strict=True):
             results[place] = result
@@ -85,6 +97,7 @@ def reduced_but_local(
     reduction: Reduction,
     generic_names: bool = False,
     optimizer: Any = None,
+    made: Made | None = None,
 ) -> list[Any]:
     """The same, where gradients of the variables in `local` stay those of this rank.
 
@@ -92,7 +105,7 @@ def reduced_but_local(
     and this rank's part of the average has this slope.
     """
     if not local:
-        return reduced(gradients, variables, reduction, generic_names, optimizer)
+        return reduced(gradients, variables, reduction, generic_names, optimizer, made)
     is_local = [identity(variable) in local for variable in variables]
     places = [place for place, stays in enumerate(is_local) if not stays]
     results = [
@@ -104,6 +117,7 @@ def reduced_but_local(
         reduction,
         generic_names,
         optimizer,
+        made,
     )
     for place, gradient in zip(places, travelled, strict=True):
         results[place] = gradient

@@ -16,6 +16,7 @@ import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from horovod._keras import held
+from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, raised_as_tensorflow_does
@@ -23,8 +24,10 @@ from horovod.tensorflow.names import named
 
 
 @contextmanager
-def compared(trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any = None) -> Iterator[None]:
-    """Around the reduction of the gradients of these variables, by the names of these.
+def compared(
+    trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any = None, made: Made | None = None
+) -> Iterator[None]:
+    """Around the reduction of the gradients of these variables, by the names of these. made: as for `reduced`.
 
     Raises InvalidArgumentError, in a function when it runs, on all ranks: they differ, and the setting says that this
     is an error. UnknownError: a rank was lost.
@@ -32,8 +35,10 @@ def compared(trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any
     if xla.compiling() or save_context.in_save_context() or not _can_read_variables():
         yield
         return
-    called = named("allreduce", "HorovodSameWeights", f"{next(iter(trained), '')}.same_weights", None, True)
-    counted = held.counted(called.wire, trained, process_set, optimizer, _values)
+    first = next(iter(trained), "")
+    name = f"{first if made is None else made.called(first)}.same_weights"
+    called = named("allreduce", "HorovodSameWeights", name, None, True)
+    counted = held.counted(called.wire, trained, process_set, optimizer, _values, made)
     if counted is None:
         yield
     elif tf.executing_eagerly():

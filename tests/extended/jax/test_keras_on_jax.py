@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from error_codes import ends_with
 from worlds import World
 
-from horovod.base.errors import SettingCode, TrainingCode
+from horovod.base.errors import OperationCode, SettingCode, TrainingCode
 
 ROWS = 8  # of a joined batch
 
@@ -157,3 +158,9 @@ def test_callbacks_after_an_interrupted_epoch(world: World, tmp_path: Path) -> N
 
 def test_an_optimizer_reduces_once(world: World) -> None:
     world.run(keras_steps.every_step_reduces_once)
+
+
+def test_two_optimizers_of_equal_names(world: World) -> None:
+    assert world.run(keras_steps.of_two, True) == [[1.0, 100.0]] * 2
+    for error in world.run(keras_steps.error_of_two, False, False):  # a step waits for other ranks
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#2", "same order"), error), error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import keras_batch_norm
+import keras_steps
 import numpy as np
 import pytest
 from error_codes import ends_with
@@ -309,3 +311,13 @@ def _refused() -> None:
 
 def test_what_is_refused(tf_pair: World) -> None:
     tf_pair.run(_refused)
+
+
+@pytest.mark.parametrize("pair", ["tf_pair", "torch_pair"])
+def test_two_optimizers_of_equal_names(request: pytest.FixtureRequest, pair: str) -> None:
+    world: World = request.getfixturevalue(pair)
+    assert world.run(keras_steps.of_two, True) == [[1.0, 100.0]] * 2
+    for error in world.run(keras_steps.error_of_two, False, False):  # a step waits for other ranks
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#2", "same order"), error), error
+    for error in world.run(keras_steps.error_of_two, False, True):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), error), error
