@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import TrainingCode
+from horovod.common.ops import collectives
 
 SUM = -3.0
 
@@ -68,11 +70,17 @@ def every_step_reduces_once() -> None:
 
 
 # -- two optimizers whose variables have equal names -------------------------------------------------------------------
-def of_two(same_order: bool, made_otherwise: bool = False) -> list[float]:
-    """What both subtract in a step, of gradients that are 1 and 100 on all ranks."""
+def of_two(case: str = "") -> list[float]:
+    """What both subtract in a step, of gradients that are 1 and 100 on all ranks.
+
+    case: what rank 1 does "in another order", of "making", "first steps" and "later steps", or what rank 0 does alone:
+    it makes one that it only "holds", or one that it "drops".
+    """
     import keras
 
     import horovod.keras as hvd
+
+    collectives.join(-1)  # so that steps count anew
 
     def make_first() -> Any:
         return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
@@ -80,22 +88,75 @@ def of_two(same_order: bool, made_otherwise: bool = False) -> list[float]:
     def make_second() -> Any:
         return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
 
+    def make_alone() -> Any:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+
+    held = [make_alone()] if hvd.rank() == 0 and ("holds" in case or "drops" in case) else []
+    if "drops" in case:
+        held.clear()
     makers = [make_first, make_second]
-    made = {maker: maker() for maker in (makers[::-1] if made_otherwise and hvd.rank() == 1 else makers)}
+    made = {maker: maker() for maker in (makers[::-1] if "making" in case and hvd.rank() == 1 else makers)}
     variables = [keras.Variable([1.0], name="kernel") for _ in makers]
     pairs = [(made[maker], variable) for maker, variable in zip(makers, variables, strict=True)]
-    for _ in range(3):
+    for step in range(3):
         both = list(zip(pairs, (1.0, 100.0), strict=True))
-        for (optimizer, variable), scale in both if same_order or hvd.rank() == 0 else both[::-1]:
+        turned = hvd.rank() == 1 and ("first steps" if step == 0 else "later steps") in case
+        for (optimizer, variable), scale in both[::-1] if turned else both:
             variable.assign([1.0])
             optimizer.apply([keras.ops.convert_to_tensor([scale])], [variable])
+    del held
     return [1.0 - float(variable.numpy()[0]) for variable in variables]
 
 
-def error_of_two(same_order: bool, made_otherwise: bool) -> str:
-    from horovod.common.ops import collectives
+def error_of(steps: Callable[..., object], *arguments: Any) -> str:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  (TensorFlow has its own)
+        steps(*arguments)
+    return str(caught.value)
+
+
+def of_two_models(folder: str, case: str = "") -> list[float]:
+    """The same of two models by train_on_batch, one after another. case: as for `of_two`, or "loads": rank 0 has one
+    from a file in place of the one that it has made, and "looks": it has loaded one besides; "one": there is no second.
+    """
+    import keras
+
+    import horovod.keras as hvd
 
     collectives.join(-1)  # so that steps count anew
-    with pytest.raises(Exception) as caught:  # noqa: PT011  (TensorFlow has its own)
-        of_two(same_order, made_otherwise)
-    return str(caught.value)
+
+    def make() -> Any:
+        one = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+        one.compile(keras.optimizers.SGD(1.0), loss=lambda _, output: keras.ops.sum(output))
+        return one
+
+    def make_first() -> Any:
+        one = make()
+        one.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), loss=one.loss)
+        return one
+
+    def make_second() -> Any:
+        one = make()
+        one.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)), loss=one.loss)
+        return one
+
+    looked_at = []
+    if hvd.rank() == 0 and ("looks" in case or "loads" in case):
+        path = f"{folder}/one.keras"
+        plain = make()
+        plain.compile(keras.optimizers.SGD(1.0), loss="mae")
+        plain.train_on_batch(np.zeros([1, 1]), np.zeros([1, 1]))
+        plain.save(path)
+        looked_at += [hvd.load_model(path)] if "looks" in case else []
+    models = [make_first()] if "one" in case else [make_first(), make_second()]
+    if "loads" in case and hvd.rank() == 0:
+        loss = models[0].loss
+        models[0] = hvd.load_model(path)
+        models[0].compile(models[0].optimizer, loss=loss)
+    for step in range(20 if "later steps" in case else 3):
+        both = list(zip(models, (1.0, 100.0), strict=False))
+        turned = hvd.rank() == 1 and ("first steps" if step < 19 else "later steps") in case
+        for model, scale in both[::-1] if turned else both:
+            model.set_weights([np.ones([1, 1], np.float32)])
+            model.train_on_batch(np.full([1, 1], scale, np.float32), np.zeros([1, 1], np.float32))
+    del looked_at
+    return [1.0 - float(model.get_weights()[0][0, 0]) for model in models]

@@ -40,7 +40,7 @@ class TrainingCode(ErrorCode):
     )
     DIFFERENT_ORDER = (
         "different-order",
-        "Models of one function were made, or are used, in another order on each rank. Use the same order on all.",
+        "Models or optimizers were made, or are used, in another order on each rank. Use the same order on all.",
     )
     DIFFERENT_STATES = (
         "different-states",

@@ -36,8 +36,8 @@ def worlds(monkeypatch: pytest.MonkeyPatch) -> list[_World]:
     return them
 
 
-def _made(*names: str, is_copy: bool = False) -> Made:
-    return Made(names or ("weight",), global_process_set, is_copy)
+def _made(*names: str, is_copy: bool = False, late: bool = False) -> Made:
+    return Made(names or ("weight",), global_process_set, is_copy, late=late)
 
 
 def _step(*several: Made) -> list[str]:
@@ -140,7 +140,7 @@ def test_what_root_has_sent_has_the_number_of_root(worlds: list[_World]) -> None
     on_root, own = _made(), _made()  # root has made a second one, and the other rank a third one
     with of_root():
         sent, kept = (Made(["weight"], global_process_set, True, on_root.numbers()) for _ in range(2))
-    assert (_step(sent), sent.site) == (["weight#2"], on_root.site)
+    assert (_step(sent), sent.place) == (["weight#2"], on_root.place)
     copied = _made(is_copy=True)
     assert _step(copied, own, sent) == ["weight#4", "weight#3", "weight#2"], "as on root"
     assert _step(kept, on_root) == ["weight#5", "weight#6"]
@@ -189,12 +189,34 @@ def test_while_init_waits_for_process_sets(worlds: list[_World]) -> None:
     assert _step(_made(), one) == ["weight", "weight#2"]
 
 
+def test_one_that_is_numbered_in_its_first_step(worlds: list[_World]) -> None:
+    """A rank makes the first one, and the last one, only to look at."""
+    looked_at = _made(late=True)
+    one, other = _made(late=True), _made(late=True)
+    with other.step(alone=True):
+        assert other.first() == "weight"
+    with one.step(alone=True):
+        assert one.first() == "weight#2"
+    guess_late()
+    with looked_at.step():
+        assert looked_at.first() == "weight#3"
+
+
 def test_the_order_of_creation_is_compared() -> None:
-    check_order({0: (0, "a.py:1", ["a.py:1", "a.py:2"]), 1: (0, "a.py:1", ["a.py:1", "a.py:2"])})
-    check_order({0: (0, "a.py:1", ["a.py:1"]), 1: (0, "a.py:9", ["a.py:9"])})
-    check_order({0: (1, "a.py:1", ["a.py:1", "a.py:1"]), 1: (1, "a.py:1", ["a.py:1", "a.py:1"])})
+    check_order({0: ("a.py:1", ["a.py:1", "a.py:2"]), 1: ("a.py:1", ["a.py:1", "a.py:2"])})
+    check_order({0: ("a.py:1", ["a.py:1"]), 1: ("a.py:9", ["a.py:9"])})
+    check_order({0: ("a.py:9", ["a.py:1", "a.py:9"]), 1: ("a.py:1", ["a.py:1"])})  # rank 0 has loaded another one
     with pytest.raises(ValueError, match=ends_with(TrainingCode.DIFFERENT_ORDER, "a.py:1", "rank 5", "a.py:2")):
-        check_order({0: (0, "a.py:1", ["a.py:1", "a.py:2"]), 5: (0, "a.py:2", ["a.py:2", "a.py:1"])})
+        check_order({0: ("a.py:1", ["a.py:1", "a.py:2"]), 5: ("a.py:2", ["a.py:2", "a.py:1"])})
+
+
+def test_those_of_one_line_are_told_apart(worlds: list[_World]) -> None:
+    first, second = (_made(late=True) for _ in range(2))
+    assert first.line()[0] == first.site
+    assert second.line() == (f"{first.site} (number 2 of this line)", [first.place, second.place])
+    worlds.append(_World())
+    _step(second)
+    assert second.line() == (first.site, [first.site])
 
 
 def test_names() -> None:

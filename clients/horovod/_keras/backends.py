@@ -38,6 +38,9 @@ class Backend(Protocol):
 
     Aggregation: Callable[[int, bool, bool], Aggregation]
 
+    # Whether reduced_but_local compares the ranks' optimizers.
+    compares_steps: bool
+
     # optimizer: the one that will apply the gradients. Ranks compare the state that it holds
     # (common/counted_weights.py). made: its names on the wire (common/optimizer_numbers.py).
     def reduced_but_local(

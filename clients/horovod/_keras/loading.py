@@ -12,6 +12,7 @@ from typing import Any
 
 from horovod._keras.kinds import distributed_keras
 from horovod.common.gradients import Reduction
+from horovod.common.optimizer_numbers import Made
 
 
 def load_model(
@@ -41,7 +42,9 @@ def load_model(
     objects = ours | {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects or None)
     if getattr(model, "optimizer", None) is not None:
-        distributed_keras(model.optimizer, Reduction(compression=compression))
+        reduction = Reduction(compression=compression)
+        made = Made(["gradient"], reduction.process_set, is_copy=True)  # a rank may load a model only to look at it
+        distributed_keras(model.optimizer, reduction, made=made)
     return model
 
 

@@ -43,7 +43,7 @@ class Distribution:
         if reduction.compression is None:
             reduction = replace(reduction, compression=backend.no_compression)
         self.reduction = reduction
-        self.made = made or Made(["gradient"], reduction.process_set)
+        self.made = made or Made(["gradient"], reduction.process_set, late=True)
         self.backend = backend
         self.passes = passes
         self.average = average
@@ -74,7 +74,7 @@ class Distribution:
         infinite gradients.
         """
         local = set(self.local)
-        with self.made.step():
+        with self.made.step(alone=self.backend.compares_steps):
             results: list[Any] = self.backend.reduced_but_local(
                 gradients, variables, local, self.reduction, optimizer, self.made
             )

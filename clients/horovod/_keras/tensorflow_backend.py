@@ -27,6 +27,7 @@ __all__ = [
     "barrier",
     "broadcast",
     "broadcast_variables",
+    "compares_steps",
     "no_compression",
     "reduced_but_local",
     "reducescatter",
@@ -35,6 +36,7 @@ __all__ = [
 Compression = hvd.Compression
 barrier = hvd.barrier
 no_compression = Compression.none
+compares_steps = True
 
 
 def reduced_but_local(

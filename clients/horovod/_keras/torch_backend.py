@@ -18,6 +18,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 Compression = hvd.Compression
 barrier = hvd.barrier
 no_compression = Compression.none
+compares_steps = True
 
 
 def reduced_but_local(

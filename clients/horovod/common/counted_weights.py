@@ -9,6 +9,10 @@ have joined (hvd.join) took fewer steps, so all count anew after that.
 
 In its first step a model brings no digest: scripts and callbacks of Keras broadcast after the first step, because only
 then all variables exist.
+
+Of several optimizers with equal names, ranks may mean different ones. That is compared in these steps before anything
+else, the first one too. In functions of TensorFlow, names don't tell such optimizers apart: if all ranks have gone over
+from one to another, they compare in each step from then on.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.questions import first_round
 from horovod.common.ops.specs import set_number, set_size
-from horovod.common.optimizer_numbers import Made
+from horovod.common.ops.step_words import Digests
+from horovod.common.optimizer_numbers import Made, check_order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Exchange, Held, Item, Kind, SameWeights
 from horovod.worker.runtime.context import Context, current, is_member
@@ -44,6 +50,8 @@ class _Steps:
         self.world = weakref.ref(world)
         self.since = since
         self.by_name: dict[tuple[str, int], int] = {}
+        self.places: dict[tuple[str, int], str] = {}  # of the optimizers that all ranks have meant last
+        self.of_several: set[tuple[str, int]] = set()  # names that all ranks use for several optimizers
         self.postponed = False
 
 
@@ -84,18 +92,20 @@ class CountedWeights:
         self._same = SameWeights(
             lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy, made
         )
+        self._made = made
         self._counted: _Steps | None = None  # where `_own` counts
         self._own = 0  # steps of this model
+        self._is_order_due = self._are_weights_due = False
         _by_number[self.number] = self
 
     def compare_others(self, things: Any, made: Made | None = None) -> None:
         """The model has another optimizer, or trains other variables than before."""
         self.things = things
-        self._same.made = made
+        self._same.made = self._made = made
         self._same.ask()
 
     def is_due(self, call: int = 0) -> bool:
-        """Counts a step, and says whether weights are compared in it: the same on all ranks.
+        """Counts a step, and says whether something is compared in it: the same on all ranks.
 
         call: a key for each of several operations that have one name on the wire.
         """
@@ -103,29 +113,55 @@ class CountedWeights:
             return False
         settings = current().settings
         process_set = self._process_set
-        if settings.different_weights == "ignore" or not process_set.included() or set_size(process_set) == 1:
+        if not process_set.included() or set_size(process_set) == 1:
             return False
         steps = _steps_now()
-        if steps.postponed:
+        has_weights = not steps.postponed and settings.different_weights != "ignore"
+        if not has_weights and self._made is None:
             return False
         if self._counted is not steps:
             self._counted, self._own = steps, 0
-        self._own += 1
-        key = self._wire_of(call), set_number(process_set, "Allreduce")
+        key = self._key(call)
         step = steps.by_name[key] = steps.by_name.get(key, 0) + 1
-        every = settings.compare_weights_steps
-        again = every > 0 and step % every == 0
-        if again:
-            self._same.ask()
-        return again or step <= WORDS
+        self._is_order_due = self._made is not None and (step <= WORDS or key in steps.of_several)
+        self._are_weights_due = False
+        if has_weights:
+            self._own += 1
+            every = settings.compare_weights_steps
+            again = every > 0 and step % every == 0
+            if again:
+                self._same.ask()
+            self._are_weights_due = again or step <= WORDS
+        return self._is_order_due or self._are_weights_due
 
     def compare(self, call: int = 0) -> None:
-        """Waits for all ranks. Raises what SameWeights.take does."""
+        """Waits for all ranks. Raises what check_order and SameWeights.take do."""
         wire = self._wire_of(call)
-        exchange = Exchange(wire, self._process_set)
-        exchange.say(self._same.digest() if self._own >= _FIRST else None)
-        self._same.steps = self._own - 1
-        self._same.take(exchange.hear(), wire)
+        if self._made is not None and self._is_order_due:
+            self._compare_order(self._made, call)
+        if self._are_weights_due:
+            exchange = Exchange(wire, self._process_set)
+            exchange.say(self._same.digest() if self._own >= _FIRST else None)
+            self._same.steps = self._own - 1
+            self._same.take(exchange.hear(), wire)
+
+    def _compare_order(self, made: Made, call: int) -> None:
+        exchange = Exchange(f"{self._wire_of(call)}.order", self._process_set)
+        exchange.say(zlib.crc32(made.place.encode()))
+        digests = exchange.hear().digests
+        if digests is Digests.DIFFERENT:
+            lines = allgather_object(made.line(), exchange.wire, self._process_set)
+            check_order(dict(zip(self._process_set.ranks or range(len(lines)), lines, strict=True)))
+        steps, key = _steps_now(), self._key(call)
+        if digests is not Digests.EQUAL:
+            steps.places.pop(key, None)
+            return
+        if steps.places.get(key, made.place) != made.place:
+            steps.of_several.add(key)
+        steps.places[key] = made.place
+
+    def _key(self, call: int) -> tuple[str, int]:
+        return self._wire_of(call), set_number(self._process_set, "Allreduce")
 
     def _wire_of(self, call: int) -> str:
         return f"{self.wire}@{call}" if call else self.wire

@@ -6,6 +6,9 @@ make them gives the number. Ranks do not ask each other; no number comes back, s
 rank that keeps an old optimizer changes one.
 
     made                     numbered at once, if there is a world
+    made, with late=True     numbered in its first step, alone: one that a rank makes only to look at changes nothing.
+                             For frameworks in which each step waits for the other ranks, and compares
+                             (`check_order`): ranks can't take the first steps in different orders anyway
     copied, unpickled        numbered in its first step, together with all other copies that have no number, in the
                              order in which they were made: a copy that one rank only keeps changes nothing
     received from root       has the number that it has on root: hvd.broadcast_object((model, optimizer)); unless this
@@ -36,8 +39,8 @@ _FRAMES: Final = 3  # of the script, which say where an optimizer was made
 _NO_SCRIPTS: Final = NOT_THE_SCRIPT | {"copy", "pickle", "cloudpickle", "functools"}
 
 Ranks = tuple[int, ...]  # of a process set; () for the global one
-Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and where the optimizer was made
-Line = tuple[int, str, list[str]]  # a number, where its optimizer was made, and where those of all numbers were
+Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and its place
+Line = tuple[str, list[str]]  # the place of an optimizer, and those of all that were made
 
 
 class _Given:
@@ -45,7 +48,7 @@ class _Given:
 
     def __init__(self) -> None:
         self.count: dict[tuple[Ranks, str], int] = {}  # of the optimizers that have a parameter of this name
-        self.sites: dict[tuple[Ranks, str], list[str]] = {}  # by the first of its names, where each one was made
+        self.places: dict[tuple[Ranks, str], dict[str, int]] = {}  # by the first of its names; how often at each line
 
 
 _lock = threading.RLock()  # around what follows; steps begin in autograd's threads too
@@ -72,16 +75,21 @@ class Made:
         process_set: ProcessSet,
         is_copy: bool = False,
         numbers: Numbers | None = None,
+        late: bool = False,
     ) -> None:
-        """names: of the parameters. is_copy: made by copying or by unpickling. numbers: of the one that was copied."""
+        """names: of the parameters. is_copy: made by copying, by unpickling or from a file. numbers: of the one that
+        was copied. late: gets its number in a step.
+        """
         global _created, _guessed
         self.is_copy = is_copy
         self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
         self.site = _site_of_script()
+        self.place = self.site  # the same, with how many were made there before
         self.tell: weakref.WeakMethod[Callable[[], None]] | None = None  # is called when names on the wire are others
         self._number_of = dict.fromkeys(sorted(names), 0)
         self._given: _Given | None = None  # to which these belong
         self._begun: _Given | None = None  # to which they belonged in the last step
+        self._placed: _Given | None = None  # which knows its place
         self._on_root: tuple[_Given, Numbers] | None = None  # of one that was received and has taken no step
         self._in_step = False
         with _lock:
@@ -95,7 +103,9 @@ class Made:
             if numbers is not None and hasattr(_receiving, "root"):
                 self._on_root = _given, numbers
                 _late.discard(self)
-            elif not is_copy:
+                return
+            _note_place(self)
+            if not is_copy and not late:
                 _give(self)
 
     def label(self, name: str) -> str:
@@ -116,14 +126,18 @@ class Made:
             for name in sorted(set(names) - self._number_of.keys()):
                 self._number_of[name] = 0 if self._given is None else _next(self._given, self.ranks, name)
 
-    def begin(self) -> None:
-        """A step begins. ValueError: there is no world."""
+    def begin(self, alone: bool = False) -> None:
+        """A step begins. ValueError: there is no world.
+
+        alone: if this one has no number yet, others that have none get none now. Ranks must step in the same order.
+        """
         with _lock:
             if not _enter_world():
                 current()  # says so
             self._in_step = False
             if self._given is not _given and not _give_as_on_root(self):
-                _give_late(self)
+                _note_place(self)
+                _give_late(self, alone)
             self._begun = _given
             self._in_step = True
 
@@ -132,9 +146,9 @@ class Made:
         self._in_step = False
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
+    def step(self, alone: bool = False) -> Iterator[None]:
         """From `begin` to `end`."""
-        self.begin()
+        self.begin(alone)
         try:
             yield
         finally:
@@ -152,13 +166,14 @@ class Made:
 
     def numbers(self) -> Numbers | None:
         """What goes along with a copy; None: it has no number."""
-        return (dict(self._number_of), self.site) if self._given is _given else None
+        return (dict(self._number_of), self.place) if self._given is _given else None
 
     def line(self) -> Line:
         """What ranks tell each other of it, for `check_order`."""
         with _lock:
-            name = next(iter(self._number_of))
-            return self._number_of[name], self.site, list(_given.sites.get((self.ranks, name), ()))
+            known = _given.places.get((self.ranks, next(iter(self._number_of))), {})
+            places = [_place(site, time) for site, times in known.items() for time in range(1, times + 1)]
+            return self.place, places
 
 
 def _copied(names: list[str], ranks: Ranks, numbers: Numbers | None) -> Made:
@@ -178,6 +193,7 @@ def restart(first: Iterable[Made] = ()) -> None:
         _late.update(one for one in _all if one._on_root is None)
         if _enter_world():
             for one in first:
+                _note_place(one)
                 _give(one)
 
 
@@ -212,24 +228,22 @@ def guess_late() -> None:
 
 
 def check_order(lines: Mapping[int, Line]) -> None:
-    """ValueError if ranks made optimizers of equal names in another order.
+    """ValueError if ranks mean different optimizers by one name on the wire.
 
-    lines: by rank, what it says of the optimizer that is meant by one name on the wire. Ranks may make it at different
-    lines of a script. But if the line of one rank's optimizer made another number on another rank, the two optimizers
-    get each other's gradients.
+    lines: by rank, what it says of the one that it means. Ranks may make it at different lines of a script, and may
+    make others that no other rank makes. But if two ranks have made both, their gradients would be mixed.
     """
-    for rank, (number, site, _) in lines.items():
-        for other, (its_number, its_site, sites) in lines.items():
-            if site != its_site and site in sites:
+    for rank, (place, places) in lines.items():
+        for other, (its_place, its_places) in lines.items():
+            if place != its_place and place in its_places and its_place in places:
                 raise ValueError(
                     coded(
                         TrainingCode.DIFFERENT_ORDER,
                         "Several distributed optimizers have parameters of the same names, and the ranks have not made "
-                        f"them in the same order, so that their gradients are mixed up. The one that rank {rank} made "
-                        f"at {site} is number {number + 1} there and number {sites.index(site) + 1} on rank {other}, "
-                        f"whose number {its_number + 1} was made at {its_site}. Make the optimizers in the same order "
-                        "on all ranks, or give the parameters of each model names of their own (named_parameters). No "
-                        "rank has taken the step.",
+                        "or used them in the same order, so that their gradients would be mixed up. In this step rank "
+                        f"{rank} uses the one that it made at {place}, and rank {other} the one that it made at "
+                        f"{its_place}. Make and use the optimizers in the same order on all ranks, or give the "
+                        "parameters of each model names of their own (named_parameters). No rank has taken the step.",
                     )
                 )
 
@@ -257,11 +271,21 @@ def _give(made: Made) -> None:
     before = made._number_of
     made._given = _given
     made._number_of = {name: _next(_given, made.ranks, name) for name in before}
-    if made._number_of:
-        _given.sites.setdefault((made.ranks, next(iter(before))), []).append(made.site)
     _late.discard(made)
     if made._number_of != before and made.tell is not None and (tell := made.tell()) is not None:
         tell()
+
+
+def _note_place(made: Made) -> None:
+    if made._number_of and made._placed is not _given:
+        made._placed = _given
+        known = _given.places.setdefault((made.ranks, next(iter(made._number_of))), {})
+        known[made.site] = time = known.get(made.site, 0) + 1
+        made.place = _place(made.site, time)
+
+
+def _place(site: str, time: int) -> str:
+    return site if time == 1 else f"{site} (number {time} of this line)"
 
 
 def _give_as_on_root(made: Made) -> bool:
@@ -269,14 +293,14 @@ def _give_as_on_root(made: Made) -> bool:
     on_root, made._on_root = made._on_root, None
     if on_root is None or on_root[0] is not _given:
         return False
-    number_of, site = on_root[1]
+    number_of, place = on_root[1]
     same = [one for one in _all if one._given is _given and one.ranks == made.ranks]
     same = [one for one in same if number_of.items() & one._number_of.items()]
     if any(one._begun is _given for one in same):
         return False
     for one in same:
         one._given = None  # it gets others if it takes a step
-    made.is_copy, made.site, made._given, made._number_of = False, site, _given, dict(number_of)
+    made.is_copy, made.place, made._given, made._number_of = False, place, _given, dict(number_of)
     for name, number in number_of.items():
         _given.count[made.ranks, name] = max(_given.count.get((made.ranks, name), 0), number + 1)
     if made.tell is not None and (tell := made.tell()) is not None:
@@ -284,9 +308,12 @@ def _give_as_on_root(made: Made) -> bool:
     return True
 
 
-def _give_late(first: Made) -> None:
+def _give_late(first: Made, alone: bool) -> None:
     """`first` begins a step, and others get their numbers with it."""
     global _guessed
+    if alone:
+        _give(first)
+        return
     late = [one for one in _in_order(_late) if one.ranks == first.ranks and (first.is_copy or not one.is_copy)]
     _guessed = False
     for one in late if first in late else [*late, first]:

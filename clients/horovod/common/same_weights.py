@@ -126,7 +126,7 @@ class SameWeights:
         if not self._due or self._later or (is_ignored and self.made is None):
             return None
         weights = 0 if is_ignored else self._digest()
-        return weights if self.made is None else weights ^ zlib.crc32(self.made.site.encode())
+        return weights if self.made is None else weights ^ zlib.crc32(self.made.place.encode())
 
     def take(self, heard: Heard, wire: str) -> None:
         """All ranks have heard the same. wire: begins the operation's name.

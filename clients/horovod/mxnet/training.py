@@ -47,8 +47,8 @@ class DistributedTrainer(mx.gluon.Trainer):
         compression: how gradients travel, for example hvd.Compression.fp16.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
             ranks afterwards.
-        prefix: of the names on the wire. Without it the second trainer has names with #2, and so on, so make
-            several in the same order on all ranks.
+        prefix: of the names on the wire. Without it the second trainer that takes a step has names with #2, and
+            so on, so use several in the same order on all ranks.
         num_groups: in how many operations the gradients are sent; 0: each in one of its own, all at once.
         process_set: the ranks that take part; others make steps with their own gradients.
         op: hvd.Average, hvd.Sum or hvd.Adasum, which is taken of the gradients.
@@ -82,7 +82,7 @@ class DistributedTrainer(mx.gluon.Trainer):
             raise refuse(optimizer, "hvd.DistributedTrainer", _OPTIMIZER)
         self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
-        self._made = Made([self._prefix], process_set)
+        self._made = Made([self._prefix], process_set, late=True)
         self._are_reduced = False  # the gradients that update() is to use
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
 
@@ -99,7 +99,7 @@ class DistributedTrainer(mx.gluon.Trainer):
                 )
         gradients = [param.list_grad()[0] for _, param in trained]
         if trained and self._reduction.communicates():
-            with self._made.step():
+            with self._made.step(alone=True):
                 first = f"{self._prefix}.{trained[0][0]}"
                 same_weights.compare_trainer(self, first, self._reduction.process_set, self._made)
                 _reduce(self._reduction, self._prefix, [place for place, _ in trained], gradients, self._made)
@@ -150,7 +150,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             raise refuse(optimizer, "hvd.DistributedOptimizer", _OPTIMIZER)
         self._optimizer = optimizer
         self._reduction = _reduction(Compression.none, gradient_predivide_factor, num_groups, process_set, op)
-        self._made = Made(["gradient"], process_set)
+        self._made = Made(["gradient"], process_set, late=True)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # while it is unpickled
@@ -181,7 +181,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         several = isinstance(updated[0], list | tuple)
         indices, weights, gradients, states = updated if several else ([one] for one in updated)
         if self._reduction.communicates():
-            with self._made.step():
+            with self._made.step(alone=True):
                 process_set = self._reduction.process_set
                 same_weights.compare_updated(self, indices, weights, states, process_set, self._made)
                 _reduce(self._reduction, "gradient", indices, gradients, self._made)

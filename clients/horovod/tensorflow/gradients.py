@@ -42,9 +42,7 @@ def reduced(
         for owner, variable, gradient in zip(owners, variables, gradients, strict=True)
         if gradient is not None
     }
-    if not tf.executing_eagerly():
-        made = None
-    called = str if made is None else made.called
+    called = made.called if made is not None and tf.executing_eagerly() else str
     with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer, made):
         return _reduced(gradients, variables, names, reduction, called)
 

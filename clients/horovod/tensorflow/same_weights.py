@@ -36,7 +36,8 @@ def compared(
         yield
         return
     first = next(iter(trained), "")
-    name = f"{first if made is None else made.called(first)}.same_weights"
+    called_first = made.called(first) if made is not None and tf.executing_eagerly() else first
+    name = f"{called_first}.same_weights"
     called = named("allreduce", "HorovodSameWeights", name, None, True)
     counted = held.counted(called.wire, trained, process_set, optimizer, _values, made)
     if counted is None:

@@ -165,8 +165,9 @@ def _sentence(parted: Mapping[int, Operation], lacking: _Lacking, counts: str) -
     if len({without_optimizer(name) for name in names}) < len(names):
         numbers = (
             " Names that differ only in a number, as in weight#2, are of several distributed optimizers whose "
-            "parameters have equal names. The first one that a rank makes has number 1, so make all of them on all "
-            "ranks, in the same order."
+            "parameters have equal names. A rank counts them in the order in which it makes them (PyTorch, JAX) or "
+            "first uses them (Keras, MXNet), so do both in the same order on all ranks. Give an optimizer that only "
+            "some ranks make a process set of these ranks."
         )
     return coded(
         OperationCode.DEADLOCK,

@@ -160,7 +160,25 @@ def test_an_optimizer_reduces_once(world: World) -> None:
     world.run(keras_steps.every_step_reduces_once)
 
 
-def test_two_optimizers_of_equal_names(world: World) -> None:
-    assert world.run(keras_steps.of_two, True) == [[1.0, 100.0]] * 2
-    for error in world.run(keras_steps.error_of_two, False, False):  # a step waits for other ranks
-        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#2", "same order"), error), error
+@pytest.mark.parametrize("case", ["", "drops"])
+def test_two_optimizers_of_equal_names(world: World, case: str) -> None:
+    assert world.run(keras_steps.of_two, case) == [[1.0, 100.0]] * 2
+
+
+@pytest.mark.parametrize("case", ["first steps", "later steps", "making"])
+def test_two_optimizers_in_another_order(world: World, case: str) -> None:
+    for error in world.run(keras_steps.error_of, keras_steps.of_two, case):  # a step waits for other ranks
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error
+
+
+@pytest.mark.parametrize("case", ["", "looks", "one, loads"])
+def test_two_models(world: World, tmp_path: Path, case: str) -> None:
+    """A rank may load one to look at it, or in place of another if it is the only one."""
+    expected = [1.0] if "one" in case else [1.0, 100.0]
+    assert world.run(keras_steps.of_two_models, str(tmp_path), case) == [expected] * 2
+
+
+@pytest.mark.parametrize("case", ["first steps", "later steps"])
+def test_two_models_in_another_order(world: World, tmp_path: Path, case: str) -> None:
+    for error in world.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error

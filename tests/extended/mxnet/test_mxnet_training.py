@@ -296,12 +296,17 @@ def test_ranks_that_train_different_weights_are_told_so(mxnet_pair: World, modul
 
 
 # -- two trainers, or optimizers, whose gradients have equal names -----------------------------------------------------
-def _two_in_another_order(module: bool, same_order: bool, made_otherwise: bool) -> list[float]:
-    """Averages of both, whose gradients are 1 and 100 on all ranks."""
+def _of_two(module: bool, case: str = "") -> list[float]:
+    """Averages of both, whose gradients are 1 and 100 on all ranks.
+
+    case: what rank 1 does in another order, of "making", "first steps" and "later steps"; or rank 0 "holds" one that it
+    alone has made.
+    """
     import mxnet as mx
 
     import horovod.mxnet as hvd
 
+    collectives.join(-1)  # so that steps count anew
     weights = [mx.gluon.Parameter(name, shape=(1,)) for name in ("first", "second")]
     for weight in weights:
         weight.initialize(mx.init.One())
@@ -317,12 +322,14 @@ def _two_in_another_order(module: bool, same_order: bool, made_otherwise: bool) 
     def make_second() -> Any:
         return make(1)
 
+    held = [make(0)] if "holds" in case and hvd.rank() == 0 else []
     makers = [make_first, make_second]
-    made = {maker: maker() for maker in (makers[::-1] if made_otherwise and hvd.rank() == 1 else makers)}
+    made = {maker: maker() for maker in (makers[::-1] if "making" in case and hvd.rank() == 1 else makers)}
     first, second = made[make_first], made[make_second]
-    for _ in range(3):
+    for step in range(3):
         order = [(0, first, 1.0), (1, second, 100.0)]
-        for place, one, scale in order if same_order or hvd.rank() == 0 else order[::-1]:
+        turned = hvd.rank() == 1 and ("first steps" if step == 0 else "later steps") in case
+        for place, one, scale in order[::-1] if turned else order:
             weights[place].set_data(mx.nd.ones(1))
             if module:
                 one.update(0, weights[place].data(), mx.nd.array([scale]), None)
@@ -331,27 +338,33 @@ def _two_in_another_order(module: bool, same_order: bool, made_otherwise: bool) 
                 loss = weights[place].data() * scale
             loss.backward()
             one.step(1)
+    del held
     return [1 - float(weight.data().asnumpy()[0]) for weight in weights]
 
 
-def _error_of_two(*arguments: bool) -> str:
-    collectives.join(-1)  # so that steps count anew
+def _error_of_two(module: bool, case: str) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011  (of a class that only ranks know)
-        _two_in_another_order(*arguments)
+        _of_two(module, case)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_two_optimizers_of_equal_names(mxnet_pair: World, module: bool) -> None:
-    assert mxnet_pair.run(_two_in_another_order, module, True, False) == [[1.0, 100.0]] * 2
-    for error in mxnet_pair.run(_error_of_two, module, False, False):  # a step waits for other ranks
-        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0#2", "same order"), error), error
+@pytest.mark.parametrize("case", ["", "making", "holds"])
+def test_two_optimizers_of_equal_names(mxnet_pair: World, module: bool, case: str) -> None:
+    assert mxnet_pair.run(_of_two, module, case) == [[1.0, 100.0]] * 2
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_two_optimizers_made_in_another_order(mxnet_pair: World, module: bool) -> None:
-    for error in mxnet_pair.run(_error_of_two, module, False, True):
+@pytest.mark.parametrize("case", ["first steps", "first steps, making", "first steps, later steps"])
+def test_first_steps_of_two_optimizers_in_another_order(mxnet_pair: World, module: bool, case: str) -> None:
+    for error in mxnet_pair.run(_error_of_two, module, case):
         assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), error), error
+
+
+@pytest.mark.parametrize("module", [False, True])
+def test_later_steps_of_two_optimizers_in_another_order(mxnet_pair: World, module: bool) -> None:
+    for error in mxnet_pair.run(_error_of_two, module, "later steps"):
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0#", "same order"), error), error
 
 
 def _copied_optimizers() -> list[int]:

@@ -313,11 +313,36 @@ def test_what_is_refused(tf_pair: World) -> None:
     tf_pair.run(_refused)
 
 
-@pytest.mark.parametrize("pair", ["tf_pair", "torch_pair"])
-def test_two_optimizers_of_equal_names(request: pytest.FixtureRequest, pair: str) -> None:
-    world: World = request.getfixturevalue(pair)
-    assert world.run(keras_steps.of_two, True) == [[1.0, 100.0]] * 2
-    for error in world.run(keras_steps.error_of_two, False, False):  # a step waits for other ranks
-        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#2", "same order"), error), error
-    for error in world.run(keras_steps.error_of_two, False, True):
+# -- two optimizers of equal names -------------------------------------------------------------------------------------
+@pytest.fixture(params=["tf_pair", "torch_pair"])
+def pair(request: pytest.FixtureRequest) -> World:
+    world: World = request.getfixturevalue(request.param)
+    return world
+
+
+@pytest.mark.parametrize("case", ["", "making", "holds", "drops"])
+def test_two_optimizers_of_equal_names(pair: World, case: str) -> None:
+    assert pair.run(keras_steps.of_two, case) == [[1.0, 100.0]] * 2
+
+
+@pytest.mark.parametrize("case", ["first steps", "first steps, making", "first steps, later steps"])
+def test_first_steps_of_two_optimizers_in_another_order(pair: World, case: str) -> None:
+    for error in pair.run(keras_steps.error_of, keras_steps.of_two, case):
         assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), error), error
+
+
+def test_later_steps_of_two_optimizers_in_another_order(pair: World) -> None:
+    for error in pair.run(keras_steps.error_of, keras_steps.of_two, "later steps"):
+        assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error
+
+
+@pytest.mark.parametrize("case", ["", "looks", "loads", "looks, loads"])
+def test_two_models(pair: World, tmp_path: Path, case: str) -> None:
+    assert pair.run(keras_steps.of_two_models, str(tmp_path), case) == [[1.0, 100.0]] * 2
+
+
+@pytest.mark.parametrize("case", ["first steps", "later steps"])
+def test_two_models_in_another_order(pair: World, tmp_path: Path, case: str) -> None:
+    for error in pair.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
+        code = f"{TrainingCode.DIFFERENT_ORDER.value}|{OperationCode.DEADLOCK.value}"
+        assert re.search(code, error), error
