@@ -7,7 +7,7 @@ The training takes steps 1, 2, ... `total`. Step `n` adds `weight(n)` to a value
 which steps it has, each of them once.
 
     what       by                 and the record has
-    job        the test           total, min: processes of the smallest world; anew: whether --elastic-begin-anew was given
+    job        the test           total, min (size of a world), anew (the training may begin anew)
     starts     a process          (before it joins)
     begins     a process          world, rank, size, step, value: with what it begins in a world, after sync()
     saves      a process          world, rank, size, step, value: it has saved that
@@ -26,6 +26,7 @@ A commit counts once all ranks of its world have saved it. What only some have s
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -170,7 +171,7 @@ def _goes_on(run: Run) -> Iterable[Broken]:
 def _own_saves(run: Run) -> Iterable[Broken]:
     """Who was in the latest world does not go back behind what it has saved there itself."""
     worlds = [*run.begins]
-    for earlier, world in zip(worlds, worlds[1:], strict=False):
+    for earlier, world in itertools.pairwise(worlds):
         members = {record["who"]: record for record in run.begins[world]}
         for saved in run.saves.get(earlier, []):
             begun = members.get(saved["who"])
@@ -213,11 +214,11 @@ def _first_return(run: Run) -> int:
 
 def _ends(run: Run) -> Iterable[Broken]:
     """How processes ended that nobody replaces: the ones that nothing was done to end well, or say why not."""
-    for record in run.log:
-        if record["what"] == "exit" and record["code"] and record["whom"] not in run.faulted:
-            if STATE_LOST not in record["said"]:
-                yield Broken("who is not disturbed ends well", f"{record['whom']} ended with {record['code']}", (record,))
     exits = [record for record in run.log if record["what"] == "exit"]
+    for record in exits:
+        if record["code"] and record["whom"] not in run.faulted and STATE_LOST not in record["said"]:
+            sentence = f"{record['whom']} ended with {record['code']}"
+            yield Broken("who is not disturbed ends well", sentence, (record,))
     if exits and not run.over and not run.returns and STATE_LOST not in run.said():
         yield Broken("a job that can go on does", "all processes have ended and the work is not done", tuple(exits))
 

@@ -17,6 +17,7 @@ from typing import Any
 from chaos_rank import EPOCHS, FIRST_WEIGHTS
 from chaos_reference import History
 from chaos_site import TRAINING_HOSTS, ChaosSite, Rank, first_question
+from committed_work import Record, check
 from partitions import Partitions
 
 # What else can happen beside kills, newcomers and takeovers, and what it means to a training today.
@@ -96,6 +97,7 @@ class Chaos:
         self._events = list(events)
         self._ranks: list[Rank] = []
         self._history = History()
+        self._log: list[Record] = []  # for the checker of all elastic runs
         self._done: list[dict[str, Any]] = []
         self._answers: dict[tuple[int, int, int], str] = {}  # to a question before a step, the same for all ranks
         self._awaited: Rank | None = None  # a newcomer
@@ -120,7 +122,11 @@ class Chaos:
                 self._listen(left)
             assert self._done, "nobody has ended the training"
             assert not self._events, f"it ended before {self._events[0]}"
-            return self._history.check(self._done)
+            steps = self._history.check(self._done)
+            self._write("test", "job", total=steps, min=1, anew=False)
+            broken = check(self._log)
+            assert not broken, "\n".join(map(str, broken))
+            return steps
         except AssertionError as error:
             raise AssertionError("\n".join([*self.story, f"{type(error).__name__}: {error}", self._logs()])) from error
         finally:
@@ -153,6 +159,13 @@ class Chaos:
         self.say(f"{rank.name} starts on host {host}")
         return rank
 
+    def _write(self, who: str, what: str, **facts: Any) -> None:
+        """A record for the checker."""
+        self._log.append({"at": len(self._log), "who": who, "what": what, **facts})
+
+    def _write_place(self, rank: Rank, what: str, asked: dict[str, Any]) -> None:
+        self._write(rank.name, what, **{name: asked[name] for name in ("world", "rank", "size", "step")})
+
     # -- questions -----------------------------------------------------------------------------------------------------
     def _listen(self, left: list[Rank]) -> None:
         time_left_s = self._began_s + DEADLINE_S - time.monotonic()
@@ -182,6 +195,7 @@ class Chaos:
         self.say(f"{rank.name} has ended with {rank.exit_code}")
         if rank is self._awaited:
             self._awaited = None
+        self._write("test", "exit", whom=rank.name, code=rank.exit_code, said="")
         if not rank.is_killed:
             assert rank.exit_code == 0, f"{rank.name} ended with {rank.exit_code}"
             assert rank.is_done or self._done, f"{rank.name} ended before the training did"
@@ -189,14 +203,12 @@ class Chaos:
     def _note(self, rank: Rank, asked: dict[str, Any]) -> None:
         match asked["at"]:
             case "batch":
-                if self._done and asked["world"] > self._done[0]["world"]:
-                    self._kill(rank, signal.SIGKILL)  # it came too late, and does again what is done
-                    return
                 if asked["world"] != rank.world:
                     self.say(
                         f"{rank.name} is rank {asked['rank']} of {asked['size']} in epoch {asked['world']}, "
                         f"step {asked['step']}"
                     )
+                    self._write_place(rank, "begins", asked)
                     self._epochs.add(asked["world"])
                     last = max((epoch for epoch in self._epochs if epoch < asked["world"]), default=0)
                     # What a rank has committed while the others went on without it does not count.
@@ -210,9 +222,11 @@ class Chaos:
                     self._awaited = None
             case "saved":
                 rank.saved = asked["step"]
+                self._write_place(rank, "saves", asked)
             case "done":
                 rank.is_done = True
                 self._done.append(asked)
+                self._write_place(rank, "returns", asked)
 
     def _is_due(self, event: Event, asked: dict[str, Any]) -> bool:
         if event.at in FORMING_POINTS:
@@ -322,6 +336,7 @@ class Chaos:
             self._awaited = self._awaited or newcomer
             return
         self.say(f"{rank.name} gets {signal.Signals(number).name}")
+        self._write("test", "faulted", whom=rank.name, how=signal.Signals(number).name)
         rank.is_killed = True
         rank.send_signal(number)
         self._end_faults(lambda fault: rank.is_stopped and fault.affects(rank))
