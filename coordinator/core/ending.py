@@ -55,6 +55,7 @@ class RankEnded:
     pid: int
     cause: str  # completes "rank 1 was lost: ..." and has no full stop
     incarnation: int = 1  # of the process, among those that were started as this rank
+    well: bool = False  # with exit code 0
 
 
 AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
@@ -148,4 +149,5 @@ def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
     cause = without_code(outcome.lost) or "its agent saw its process end"
     if not outcome.lost and outcome.code is not None:
         cause = f"{cause}: {_in_words(outcome.code)}"
-    return RankEnded(job, outcome.rank, host, outcome.pid, cause, outcome.incarnation)
+    well = outcome.code == 0 and not outcome.lost
+    return RankEnded(job, outcome.rank, host, outcome.pid, cause, outcome.incarnation, well)

@@ -11,6 +11,7 @@
     kill a                            it is lost, and its process is seen to end
     lose a                            it is lost, and nobody has seen its process end
     ended a                           its agent says that its process has ended
+    well a                            its agent says that its process has ended with exit code 0
     replace a b                       the launcher starts b in the place of a, and b joins
     pass 30                           so many seconds pass
     takeover                          another coordinator goes on from what the store has
@@ -118,6 +119,10 @@ class Work(Elastic):
 
     def _ended(self, name: str) -> None:
         ended = RankEnded("digits", 99, "node-a", sum(name.encode()), "it was killed", incarnation=99)
+        self.take(self.membership.rank_ended(ended, self.now_s))
+
+    def _well(self, name: str) -> None:
+        ended = RankEnded("digits", 99, "node-a", sum(name.encode()), "exit code 0", incarnation=99, well=True)
         self.take(self.membership.rank_ended(ended, self.now_s))
 
     def _take_over(self) -> None:

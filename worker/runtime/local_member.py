@@ -183,8 +183,9 @@ class LocalMember:
 
     def say_work(self, *, committed: bool = False, done: bool | None = None, wait_seconds: float = 0.0) -> str:
         """Says what this member of an elastic world has done of the job's work, and waits until the coordinator's store
-        has it: for so long at most, and not while the coordinator is away. Returns why this process is no member of
-        that world any more; "" while it is.
+        has it: for so long at most. While the coordinator is away it only waits with the news that the work is done,
+        for the grace that a member has: without it, whoever comes later would find the work lost. Returns why this
+        process is no member of that world any more; "" while it is.
         """
         with self.changed:
             if self.world is None or not self.world.hears_of_work:
@@ -196,6 +197,8 @@ class LocalMember:
             self._work, self._is_noted = work, False
             if self.attached:
                 self.stream.send(work=work)
+            if done and not self.attached:
+                self.changed.wait_for(lambda: self.attached or self.final or self.closing, self.grace_seconds)
             self.changed.wait_for(lambda: self._is_noted or not self.attached or self.closing, wait_seconds)
             return self._removed
 

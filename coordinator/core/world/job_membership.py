@@ -335,9 +335,20 @@ class JobMembership:
                 may_not_come = True
         for one in self.rendezvous.returning_as(ended):
             effects += self.remove(one.member_id, ended.cause, now_s, has_ended=True)
+        if ended.well and self._is_elastic and (one_done := self.liveness.member_of(ended)) is not None:
+            effects += self._ended_well(one_done, ended.cause, now_s)
         effects += self._follow(self.liveness.rank_ended(ended, now_s), now_s)
         effects += self.rendezvous.decided(ended.rank, ended.incarnation, now_s)
         return [*effects, *(self.rendezvous.advance(now_s) if may_not_come else [])]
+
+    def _ended_well(self, one: Present, cause: str, now_s: float) -> list[Effect]:
+        """A member's process has ended with exit code 0, and no coordinator was there to hear that its work is done. As
+        a goodbye; and the last member to end takes with it all who could say more.
+        """
+        effects: list[Effect] = []
+        if self._work.committed_epoch and len(self.liveness.present) == 1 and not self.rendezvous.returning:
+            effects = self._told_of_work(pb.Work(epoch=self.liveness.world.epoch, done=True))
+        return [*effects, *self.leave(one.member_id, cause, now_s, returns=False, failed=False)]
 
     def _expect_soon(self, rank: int, now_s: float) -> None:
         """A peer's connections to a member of an elastic job broke, which has said that it joins again. It may be that
@@ -444,11 +455,14 @@ class JobMembership:
         if not is_member or work.epoch != self.liveness.world.epoch or not self._is_elastic:
             return []
         noted = Send(member_id, pb.MembershipEvent(noted=pb.Noted(epoch=work.epoch, done=work.done)))
+        return [*self._told_of_work(work), noted]
+
+    def _told_of_work(self, work: pb.Work) -> list[Effect]:
         was_done = self._work.done
         effects: list[Effect] = [Record(self.name)] if self._work.told(work) else []
         if self._work.done != was_done:
             effects.append(WorkDone(self.name, self._slots_at_the_end() if self._work.done else {}))
-        return [*effects, noted]
+        return effects
 
     def _slots_at_the_end(self) -> dict[int, int]:
         """Those that members of the world have in which the work was done, without such as were lost or had failed."""

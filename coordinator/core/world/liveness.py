@@ -160,7 +160,7 @@ class Liveness:
 
     def rank_ended(self, ended: RankEnded, now_s: float) -> Sequence[Finding]:
         """An agent says that a process ended which it had started as a rank."""
-        one = self._ended(ended)
+        one = self.member_of(ended)
         return self._judge(one, one.life.agent_saw_its_end(ended.cause, now_s), now_s) if one is not None else []
 
     def peer_lost(self, witness_id: str, report: pb.PeerLost, now_s: float) -> Sequence[Finding]:
@@ -205,7 +205,7 @@ class Liveness:
         """Of all members that a scheduler has started, also of those that are gone, by the rank that it gave them."""
         return {slot: one.request.incarnation for slot, one in self._by_slot.items() if one.request.incarnation}
 
-    def _ended(self, ended: RankEnded) -> Present | None:
+    def member_of(self, ended: RankEnded) -> Present | None:
         """The member whose process an agent saw end, or that ran below that process and has the rank given to it."""
         one = self._by_slot.get(ended.rank)
         if one is not None and one.member_id not in self.present:
