@@ -15,13 +15,15 @@ which steps it has, each of them once.
     returns    a process          the same: its elastic function has returned
     fails      a process          it is about to end by an error of its own, as the plan of the run wants
     faulted    the test           whom: a process that was killed, or told to leave, to fail or to crash
+    stopped    the test           whom: a process that was stopped for a while, or its host cut off
     exit       the test           whom, code, said: how a process ended that no launcher had started
     over       the test           code, said: how the launcher ended; said is all that it and its processes printed
     runs       the test           still: what ran a while after the end; [] if nothing did
 
 `who` is the process (its id), and `at` a number that grows (nanoseconds of a clock that all processes share).
 
-A commit counts once all ranks of its world have saved it. What only some have saved is lost with them.
+A commit counts once all ranks of its world have saved it. What only some have saved is lost with them; and what a
+process saves by itself after a stop, when the others have gone on without it, counts for nobody.
 """
 
 from __future__ import annotations
@@ -86,8 +88,15 @@ class Run:
         self.saves = self._by_world("saves")
         self.returns = [record for record in self.log if record["what"] == "returns"]
         self.over = [record for record in self.log if record["what"] == "over"]
+        self.done_at = self._done_at()
         self.faulted = {record["whom"] for record in self.log if record["what"] == "faulted"}
         self.faulted |= {record["who"] for record in self.log if record["what"] == "fails"}
+
+    def _done_at(self) -> int | None:
+        """Since when the work is done: all ranks of a world have saved the last step, or a function has returned."""
+        commits = [one for world in self.saves if (one := self.complete(world)) is not None]
+        ends = [int(one["at"]) for one in (*commits, *self.returns) if one["step"] == self.job["total"]]
+        return min(ends, default=None)
 
     def _by_world(self, what: str) -> dict[int, list[Record]]:
         found: dict[int, list[Record]] = defaultdict(list)
@@ -175,6 +184,10 @@ def _own_saves(run: Run) -> Iterable[Broken]:
         members = {record["who"]: record for record in run.begins[world]}
         for saved in run.saves.get(earlier, []):
             begun = members.get(saved["who"])
+            stops = [one["at"] for one in run.log if one["what"] == "stopped" and one["whom"] == saved["who"]]
+            since = min((one["at"] for one in run.begins[earlier] if one["who"] == saved["who"]), default=0)
+            if any(since < at < saved["at"] for at in stops):
+                continue
             if begun is not None and begun["at"] > saved["at"] and begun["step"] < saved["step"]:
                 yield Broken("nobody goes back behind its own commit", f"in world {world}", (saved, begun))
 
@@ -194,22 +207,18 @@ def _end(run: Run) -> Iterable[Broken]:
     """How the launcher ended fits what its processes did."""
     for over in run.over:
         code, said = over["code"], over["said"]
-        if code == 0 and not run.returns:
-            yield Broken("0 is for work that is done", "no process has returned from its function", (over,))
-        if code and not _CODED.search(said) and not run.returns:
+        if code == 0 and run.done_at is None:
+            yield Broken("0 is for work that is done", "the last step was not committed", (over,))
+        if code and not _CODED.search(said) and run.done_at is None:
             yield Broken("a failure is told", f"the launcher ended with {code}, and without a sentence", (over,))
-        if code and run.returns:
-            late = [one for one in run.log if one["what"] in ("faulted", "fails") and one["at"] > _first_return(run)]
+        if code and run.done_at is not None:
+            late = [one for one in run.log if one["what"] in ("faulted", "fails") and one["at"] > run.done_at]
             crashed = [one for one in run.log if one["what"] == "faulted" and one.get("how") == "crash at the end"]
             if not late and not crashed:
                 sentence = f"the launcher ended with {code} although no process failed after the work was done"
-                yield Broken("work that is done ends well", sentence, (run.returns[0], over))
-        if code and not run.returns and STATE_LOST not in said:
+                yield Broken("work that is done ends well", sentence, (*run.returns[:1], over))
+        if code and run.done_at is None and STATE_LOST not in said:
             yield Broken("a job that can go on does", f"it ended with {code} before its work was done", (over,))
-
-
-def _first_return(run: Run) -> int:
-    return min(int(record["at"]) for record in run.returns)
 
 
 def _ends(run: Run) -> Iterable[Broken]:
@@ -219,7 +228,7 @@ def _ends(run: Run) -> Iterable[Broken]:
         if record["code"] and record["whom"] not in run.faulted and STATE_LOST not in record["said"]:
             sentence = f"{record['whom']} ended with {record['code']}"
             yield Broken("who is not disturbed ends well", sentence, (record,))
-    if exits and not run.over and not run.returns and STATE_LOST not in run.said():
+    if exits and not run.over and run.done_at is None and STATE_LOST not in run.said():
         yield Broken("a job that can go on does", "all processes have ended and the work is not done", tuple(exits))
 
 

@@ -101,6 +101,22 @@ def test_a_process_that_was_left_out_gets_the_state_of_the_others() -> None:
     assert done(next_world(log, "bca", 2), "bca").over(0) == []
 
 
+def test_what_a_process_commits_by_itself_after_a_stop_counts_for_nobody() -> None:
+    log = trained()
+    log.test("stopped", whom="b")
+    log.rank("b", 1, 2, "saves", 3)
+    assert done(next_world(log, "ab", 2), "ab").over(0) == []
+
+
+def test_processes_may_be_killed_between_their_last_commit_and_the_return() -> None:
+    log = trained("ab", TOTAL)
+    log.kills("ab")
+    for one in "ab":
+        log.test("exit", whom=one, code=-9, said="")
+    log.test("exit", whom="c", code=0, said="[job-done]")
+    assert log.rules() == []
+
+
 def test_a_lost_state_that_is_told_is_right() -> None:
     log = trained()
     log.kills("ab")
@@ -182,7 +198,7 @@ def test_work_that_is_done_again() -> None:
 def test_a_function_that_returns_too_early() -> None:
     log = trained()
     log.all("ab", "returns", 3)
-    assert log.over(0) == ["all steps are taken"] * 2
+    assert log.over(0) == ["all steps are taken", "all steps are taken", "0 is for work that is done"]
 
 
 def test_exit_code_0_without_work() -> None:

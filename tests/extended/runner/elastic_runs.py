@@ -322,6 +322,7 @@ class RandomRun:
 
         self.tell(f"{pids} are stopped for {seconds:g} s")
         for pid in pids:
+            self._write("stopped", whom=pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         self._later(seconds, go_on)

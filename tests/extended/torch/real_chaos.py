@@ -275,6 +275,7 @@ class Chaos:
             rank.send_signal(signal.SIGCONT)
 
         self.say(f"{rank.name} is stopped")
+        self._write("test", "stopped", whom=rank.name)
         rank.is_stopped = True
         rank.send_signal(signal.SIGSTOP)
         if rank is self._awaited:
@@ -295,6 +296,9 @@ class Chaos:
 
         self.say(f"host {host} is cut off")
         self._host_cut_off = host
+        for rank in self._ranks:
+            if rank.host == host:
+                self._write("test", "stopped", whom=rank.name)
         partitions.cut([host], {*range(TRAINING_HOSTS + 1)} - {host})
         if self._awaited is not None and self._awaited.host == host:
             self._awaited = None
