@@ -2,6 +2,7 @@
 
     job fewest=1 most=3 patience=60   begins a story; `anew`: its processes may begin anew
     come a b                          these processes join, one after the other; as members of their world if they can
+    begun a b                         the same, and a launcher has started them
     sync                              the members of the running world have made their state equal
     commit a b                        they commit, for the first time in this world
     done a                            its elastic function has returned
@@ -79,6 +80,10 @@ class Work(Elastic):
             fields["rank"], fields["incarnation"] = self._started[name]
         if refusal := self.come(name, state=self._state.get(name, (0, 0)), **fields):
             self._lines.append(f"{name} is refused: {code_of(refusal)}")
+
+    def _begun(self, name: str) -> None:
+        self._started[name] = len(self._started), 1
+        self._come(name)
 
     def _sync(self) -> None:
         world = self.formations[-1].world(self.epoch, SECRET)

@@ -197,9 +197,9 @@ class LocalMember:
             self._work, self._is_noted = work, False
             if self.attached:
                 self.stream.send(work=work)
-            if done and not self.attached:
-                self.changed.wait_for(lambda: self.attached or self.final or self.closing, self.grace_seconds)
             self.changed.wait_for(lambda: self._is_noted or not self.attached or self.closing, wait_seconds)
+            if done and not (self._is_noted or self.attached):  # each later stream tells it
+                self.changed.wait_for(lambda: self._is_noted or self.final or self.closing, self.grace_seconds)
             return self._removed
 
     def report_stopped(self, rank: int) -> None:

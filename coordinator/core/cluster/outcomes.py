@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from horovod.base.errors import STATE_LOST_EXIT
 from horovod.protos.v1 import jobs_pb2
 
 
@@ -55,8 +56,11 @@ def latest(record: jobs_pb2.JobRecord) -> Sequence[jobs_pb2.RankOutcome]:
 
 def is_unneeded(record: jobs_pb2.JobRecord, outcome: jobs_pb2.RankOutcome) -> bool:
     """Whether it does not matter how this process has ended: the work was done, without it or before it was lost with
-    its host.
+    its host. Also where it found the work lost, and others have ended well: no coordinator heard them say that it was
+    done.
     """
+    if outcome.code == STATE_LOST_EXIT and any(one.HasField("code") and not one.code for one in latest(record)):
+        return True
     done = record.work_done
     finished = (outcome.rank, incarnation_of(outcome)) in zip(done.slots, done.incarnations, strict=False)
     return record.HasField("work_done") and (not finished or bool(outcome.lost))

@@ -326,6 +326,8 @@ class JobMembership:
 
     def rank_ended(self, ended: RankEnded, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
+        if ended.well and self._work.is_awaited(ended) and not self.liveness.runs and self._work.committed_epoch:
+            effects = self._told_of_work(pb.Work(epoch=self.liveness.world.epoch, done=True))
         may_not_come = self._work.ended(ended)
         if self._host_goes(self.name, ended.rank, ended.incarnation):
             self._over[ended.rank] = max(ended.incarnation, self._over.get(ended.rank, 0))
@@ -339,7 +341,7 @@ class JobMembership:
             effects += self._ended_well(one_done, ended.cause, now_s)
         effects += self._follow(self.liveness.rank_ended(ended, now_s), now_s)
         effects += self.rendezvous.decided(ended.rank, ended.incarnation, now_s)
-        return [*effects, *(self.rendezvous.advance(now_s) if may_not_come else [])]
+        return [*effects, *(self._dismissed() or self.rendezvous.advance(now_s) if may_not_come else [])]
 
     def _ended_well(self, one: Present, cause: str, now_s: float) -> list[Effect]:
         """A member's process has ended with exit code 0, and no coordinator was there to hear that its work is done. As

@@ -16,6 +16,10 @@ that a coordinator that takes over knows it, and it is kept when the last proces
 
 Who may come: a member that was lost, but whose process nobody saw end. It may have been stopped or cut off. An agent's
 word that its process has ended comes later, or came before.
+
+An agent's word also says how a process has ended. When the coordinator is away while members end, it comes back to
+processes that are gone, and only their exit codes tell that they had done the work. So before the work counts as lost,
+the word on each of its last members is awaited for a while.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 from .present import Present
 
 USUAL_PATIENCE_S = 600.0
+WORD_S = 10.0  # for an agent to come back to a coordinator that was away, and say how processes have ended
 _MOST_ENDS = 256  # of processes, that are remembered until their losses are noticed
 ANEW = "HOROVOD_ELASTIC_BEGIN_ANEW=1"
 
@@ -69,6 +74,7 @@ class JobWork:
     last_loss: str = ""  # the sentence about the member that was lost last
     first_epoch: int = 0  # of the training, where it has begun anew: older states are none of it
     _absent: dict[str, Present] = field(default_factory=dict)  # by member id: lost, and may come back with the state
+    _untold: dict[str, Present] = field(default_factory=dict)  # by member id: gone, and their agents have not said how
     _ends: deque[RankEnded] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
     _waited_since_s: float | None = None  # for one that holds the state
 
@@ -103,6 +109,7 @@ class JobWork:
         if work.committed and work.epoch > self.committed_epoch:
             self.committed_epoch = work.epoch
             self._absent.clear()  # who is not in this world has an older state
+            self._untold.clear()
         if work.HasField("done"):
             self.done = work.done
         return before != (self.committed_epoch, self.done)
@@ -111,24 +118,33 @@ class JobWork:
         """A world without the state has formed, as its members may do."""
         self.committed_epoch, self.done, self.first_epoch = 0, False, epoch
         self._absent.clear()
+        self._untold.clear()
 
     # -- who may come --------------------------------------------------------------------------------------------------
 
     def lost(self, one: Present, sentence: str, may_live: bool) -> bool:
         """A member is lost. Whether it may come back."""
         self.last_loss = without_code(sentence)
-        may_come = may_live and not any(_is_of(ended, one) for ended in self._ends)
+        is_told = any(_is_of(ended, one) for ended in self._ends)
+        if one.request.incarnation and not is_told:
+            self._untold[one.member_id] = one
+        may_come = may_live and not is_told
         if may_come:
             self._absent[one.member_id] = one
         return may_come
 
     def ended(self, ended: RankEnded) -> bool:
-        """A process has ended. Whether it was one that might have come back."""
+        """A process has ended. Whether it was one that might have come back, or whose end was to be told."""
         self._ends.append(ended)
-        gone = [member_id for member_id, one in self._absent.items() if _is_of(ended, one)]
+        gone = [member_id for member_id, one in (self._absent | self._untold).items() if _is_of(ended, one)]
         for member_id in gone:
-            del self._absent[member_id]
+            self._absent.pop(member_id, None)
+            self._untold.pop(member_id, None)
         return bool(gone)
+
+    def is_awaited(self, ended: RankEnded) -> bool:
+        """Whether this is the word on a member that was lost."""
+        return any(_is_of(ended, one) for one in self._untold.values())
 
     def joins(self, request: pb.JoinRequest) -> None:
         """This process is here, so nobody need wait for it."""
@@ -139,6 +155,7 @@ class JobWork:
         ]
         for member_id in here:
             del self._absent[member_id]
+            self._untold.pop(member_id, None)
 
     # -- the rule ------------------------------------------------------------------------------------------------------
 
@@ -163,6 +180,9 @@ class JobWork:
         if self._absent and now_s - self._waited_since_s < patience_s:
             who = shortened([str(one) for one in self._absent.values()], 4)
             return Waits(f"waiting up to {patience_s:g} s for {who} to come back with what the job has committed")
+        if self._untold and now_s - self._waited_since_s < WORD_S:
+            who = shortened([str(one) for one in self._untold.values()], 4)
+            return Waits(f"waiting up to {WORD_S:g} s for the agent's word on how {who} ended")
         what = self._in_words(job)
         if any(one.begins_anew for one in requests):
             return Anew(f"{what} The training begins anew, as {ANEW} (horovodrun --elastic-begin-anew) allows.")
