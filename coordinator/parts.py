@@ -119,6 +119,7 @@ def make_hubs(config: CoordinatorConfig, store: Store, peers: Peers) -> tuple[St
         token=lambda job: _token_for(config.token, job),
         rank_ended=hub.rank_ended,
         ranks_seen=hub.ranks_seen,
+        coming=hub.coming,
         attendance=Attendances(measured, hub, peers).of,
         latest_epoch=hub.latest_epoch,
         peers=peers,

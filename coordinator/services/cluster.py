@@ -18,7 +18,7 @@ from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import printable
 from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.cluster.cluster import Cluster
-from horovod.coordinator.core.cluster.effects import Command, Effect, Notice
+from horovod.coordinator.core.cluster.effects import Coming, Command, Effect, Notice
 from horovod.coordinator.core.cluster.job import ClusterJob, describe, refusal_of
 from horovod.coordinator.core.cluster.record_size import listed
 from horovod.coordinator.core.ending import RankEnded
@@ -66,6 +66,7 @@ class ClusterHub:
         token: Callable[[str], str] = lambda job: "",
         rank_ended: Callable[[RankEnded], None] = lambda ended: None,
         ranks_seen: Callable[[str, pb.JobReport], None] = lambda host, report: None,
+        coming: Callable[[str, int], None] = lambda job, count: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         attendance: Callable[[str], Awaitable[Attendance | None]] = _unknown_attendance,
@@ -73,7 +74,8 @@ class ClusterHub:
         peers: Peers | None = None,
     ) -> None:
         """token: with which the ranks of a job join. rank_ended: told of ranks whose process is known to have ended.
-        ranks_seen: told of what the agent of a host says of its ranks. attendance: which hosts of a job's world are
+        ranks_seen: told of what the agent of a host says of its ranks. coming: told of a running job that gets so many
+        further processes. attendance: which hosts of a job's world are
         connected to who serves it. latest_epoch: as `Hub` has it. peers: other coordinators of the
         store.
         """
@@ -82,6 +84,7 @@ class ClusterHub:
         self._token = token
         self._rank_ended = rank_ended
         self._ranks_seen = ranks_seen
+        self._coming = coming
         self._ticks = Ticks(clock, limits.tick_s)
         self._clock = self._ticks.now_s  # the time that counts for every limit
         self._wall_clock = wall_clock
@@ -384,6 +387,8 @@ class ClusterHub:
                 commands.put(command)
         elif isinstance(effect, RankEnded):
             self._rank_ended(effect)
+        elif isinstance(effect, Coming):
+            self._coming(effect.job, effect.count)
         elif isinstance(effect, Notice):
             _log.warning("%s", effect.sentence)
         else:

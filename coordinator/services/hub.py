@@ -194,6 +194,10 @@ class Hub:
         """An agent says that a rank's process has ended. Ignored for a job that is not served here."""
         self._carry_out(ended.job, self._membership.rank_ended(ended, self._clock()))
 
+    def coming(self, job: str, count: int) -> None:
+        """As `Membership.coming`."""
+        self._carry_out(job, self._membership.coming(job, count))
+
     def give_up(self, job: str, sentence: str) -> None:
         """As `Membership.give_up`."""
         self._carry_out(job, self._membership.give_up(job, sentence))

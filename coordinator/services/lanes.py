@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from horovod.coordinator.core.cluster.effects import (
     Changed,
+    Coming,
     Command,
     Effect,
     Erase,
@@ -40,7 +41,7 @@ REFUSED_RETRY_S = 2.0  # between attempts where only a person can help
 
 _log = logging.getLogger(__name__)
 
-Act = Command | Changed | Notice | RankEnded
+Act = Command | Changed | Notice | RankEnded | Coming
 
 
 @dataclass

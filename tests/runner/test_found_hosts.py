@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -98,11 +99,13 @@ def finds(tmp_path: Path) -> Callable[..., list[str]]:
 
 @pytest.fixture
 def follows(tmp_path: Path, program: Program) -> Callable[..., list[str]]:
-    """The command of a program that wants these sizes. then: what rank 0 does after each but the last."""
+    """The command of a program that wants these sizes. then: what rank 0 does after each but the last. first: what each
+    process does before all else.
+    """
 
-    def command(sizes: Sequence[int], then: Sequence[str], rest: str = "") -> list[str]:
+    def command(sizes: Sequence[int], then: Sequence[str], rest: str = "", first: str = "") -> list[str]:
         values = {"SIZES": list(sizes), "NEXT": list(then), "HOSTS": str(tmp_path / "hosts")}
-        return program("".join(f"{name} = {value!r}\n" for name, value in values.items()) + FOLLOWS + rest)
+        return program(first + "".join(f"{name} = {value!r}\n" for name, value in values.items()) + FOLLOWS + rest)
 
     return command
 
@@ -110,6 +113,39 @@ def follows(tmp_path: Path, program: Program) -> Callable[..., list[str]]:
 def took(out: str) -> list[str]:
     """What those say that have done the work: rank and size of their last world, and with what they were started."""
     return sorted(re.findall(r"<stdout>:took \d (.*)", out))
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_host_is_announced_before_its_process_is_there(
+    horovodrun: Run, finds: Callable[..., list[str]], follows: Callable[..., list[str]], tmp_path: Path, looks: bool
+) -> None:
+    """Rank 0 hears of it while the process stands before its imports. Its commits go on, but for the one after a look:
+    a script that asks `_host_messages.empty()` expects this one to take the host in.
+    """
+    os.mkfifo(tmp_path / "go")
+    first = f"""
+if os.environ["HOROVOD_HOSTNAME"] == {B!r}:
+    open({str(tmp_path / "go")!r}).read()
+"""
+    announced = "not state._host_messages.empty()" if looks else "state._host_messages.qsize()"
+    commits = "" if looks else "for _ in range(3): state.commit()"
+    then = f"""
+find("{A}:1 {B}:1")
+while not {announced}:
+    time.sleep(0.01)
+{commits}
+print("heard", flush=True)
+open({str(tmp_path / "go")!r}, "w").close()
+if {looks}:
+    state.commit()
+    raise SystemExit("this commit should have waited for the process")
+"""
+    options = ["-np", "1", "--min-np", "1", "--max-np", "2", *finds(f"{A}:1")]
+    done = horovodrun(*options, *follows([1, 2], [then], first=first))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("heard") == 1
+    assert [line.rsplit(" ", 2)[1:] for line in done.stdout.splitlines() if ":enters" in line].count(["0", "1"]) == 1
+    assert len(took(done.stdout)) == 2
 
 
 def test_hosts_come_and_go(horovodrun: Run, finds: Callable[..., list[str]], follows: Callable[..., list[str]]) -> None:

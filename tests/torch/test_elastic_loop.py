@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,10 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
+from horovod.common import elastic
 from horovod.common.elastic import VAIN_ROUNDS, HostUpdateResult, ObjectState, State, notification_manager, run_fn
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.host_news import Announced
 
 
 class Recorder(State):
@@ -156,6 +159,46 @@ def test_only_news_interrupts() -> None:
     state.on_reset()
     state.check_host_updates()  # of an earlier world
     assert removed | added == HostUpdateResult.mixed == 3
+
+
+def test_an_announcement_interrupts_only_with_what_it_announces() -> None:
+    state = Recorder()
+    state.on_hosts_updated(Announced(1.0), HostUpdateResult.added)
+    state.commit()
+    state.check_host_updates()
+    assert not state._host_messages.empty()
+    state.on_hosts_updated(2.0, HostUpdateResult.added)
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    state.check_host_updates()  # told once
+    state.on_hosts_updated(Announced(3.0), HostUpdateResult.added)
+    state.on_reset()
+    assert state._host_messages.empty()
+
+
+def test_after_a_look_a_commit_waits_for_what_was_announced() -> None:
+    state = Recorder()
+    state.on_hosts_updated(Announced(1.0), HostUpdateResult.added)
+    assert not state._host_messages.empty()
+    comes = threading.Timer(0.05, state.on_hosts_updated, (2.0, HostUpdateResult.added))
+    comes.start()
+    with pytest.raises(HostsUpdatedInterrupt):
+        state.commit()
+    comes.join()
+
+
+def test_what_was_announced_and_does_not_come_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(elastic, "AWAITED_SECONDS", 0.01)
+    state = Recorder()
+    state.on_hosts_updated(Announced(1.0), HostUpdateResult.added)
+    assert not state._host_messages.empty()
+    state.commit()
+    assert "have not joined" in caplog.text
+    caplog.clear()
+    state.commit()
+    assert not caplog.text
 
 
 def _object_state(**values: Any) -> Any:

@@ -415,6 +415,10 @@ def _change_in(event: membership_pb2.MembershipEvent) -> WorldChange | None:
         verb = "waits" if count == 1 else "wait"
         log.info("%s %s to be taken in at the next commit.", plural(count, "further process"), verb)
         return WorldChange(event.newcomers.epoch, newcomers=count)
+    if event.HasField("coming"):
+        count = event.coming.count
+        log.info("%s being started.", f"{plural(count, 'further process')} {'is' if count == 1 else 'are'}")
+        return WorldChange(event.coming.epoch, coming=count)
     if event.HasField("leavers"):
         log.info("%s", event.leavers.sentence)
         return WorldChange(event.leavers.epoch, leavers=tuple(event.leavers.ranks))

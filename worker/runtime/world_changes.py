@@ -9,11 +9,12 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class WorldChange:
     """Why all members are to leave the world of this epoch together: the next one has the newcomers, and not the
-    leavers.
+    leavers. Those that are coming are no reason yet.
     """
 
     epoch: int
     newcomers: int = 0  # how many wait to be taken in
+    coming: int = 0  # how many are being started, and will wait once they have imported all that they need
     leavers: tuple[int, ...] = ()  # the ranks of members that leave for good
 
 

@@ -22,12 +22,10 @@ import copy
 import functools
 import logging
 import math
-import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import IntFlag
 from typing import Any, Final
 
 from horovod.base.errors import OperationCode, SettingCode, TrainingCode, code_of, coded
@@ -36,6 +34,7 @@ from horovod.common import optimizer_numbers
 from horovod.common.basics import leave_for_good
 from horovod.common.departure import EXIT_CODE, departure
 from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from horovod.common.host_news import Announced, HostMessages, HostUpdateResult
 from horovod.common.ops.objects import broadcast_keeping
 from horovod.common.state_parts import Parts, contents_of, find_parts, refill
 from horovod.worker.runtime.context import current, hold_commits, hold_state, is_member, say_work, when_world_changes
@@ -58,16 +57,8 @@ VAIN_ROUNDS = 5  # so many rounds in a row without a commit may end with an erro
 # These happen to a rank. Other errors of operations are of the script's own making.
 _HAPPENS: Final = {OperationCode.PEER_LOST, OperationCode.SHUT_DOWN, OperationCode.STALLED, OperationCode.NO_PROGRESS}
 OPTIMIZER: Final = "optimizer"  # the kind of a part that can't be sent to a rank that has none
+AWAITED_SECONDS = 30.0  # so long a commit waits for processes of which the script has seen that they are coming
 UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
-
-
-class HostUpdateResult(IntFlag):
-    """What happened to the set of hosts: some came, some went, or both (`mixed`)."""
-
-    no_update = 0
-    removed = 1
-    added = 2
-    mixed = removed | added
 
 
 class State:
@@ -82,8 +73,7 @@ class State:
         self._bcast_object = bcast_object
         self._rank = get_rank
         self._reset_callbacks: list[Callable[[], None]] = []
-        # Filled by the thread that delivers notifications, emptied by the one that trains.
-        self._host_messages: queue.SimpleQueue[tuple[float, HostUpdateResult]] = queue.SimpleQueue()
+        self._host_messages = HostMessages()
         self._last_updated_timestamp = 0.0
         self._commits = 0  # in the training so far, of which other processes may have done some
 
@@ -93,13 +83,17 @@ class State:
 
     def on_reset(self) -> None:
         """In a new world: what was said about the hosts of the old one no longer counts."""
-        self._latest_update()
+        self._host_messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
-        """Notes that hosts came or went, for the next `check_host_updates`. Called from any thread."""
+        """Notes that hosts came or went, for the next `check_host_updates`. Called from any thread.
+
+        Hosts that came are told twice: when their processes are being started (`timestamp` is an `Announced` then), and
+        when these have joined. The second time is a reason to leave the world.
+        """
         self._host_messages.put((timestamp, update_res))
 
     def commit(self) -> None:
@@ -120,22 +114,27 @@ class State:
             HorovodInternalError: a rank was lost.
         """
         # Rank 0's queue decides. Others may have been told earlier or later, and all must leave the world together.
+        if self._rank() == 0 and not self._host_messages.await_announced(AWAITED_SECONDS):
+            log.warning(
+                "Hosts were announced, and the script has looked at that, but their processes have not joined within "
+                "%g s. Training goes on, and takes them in when they come.",
+                AWAITED_SECONDS,
+            )
         updated, update_res = self._bcast_object(self._latest_update())
         if updated:
             raise HostsUpdatedInterrupt(update_res == HostUpdateResult.removed)
 
     def _latest_update(self) -> tuple[bool, HostUpdateResult]:
-        """Empties the queue: whether it held newer news than the last call found, and what happened in all of it."""
+        """Empties the queue: whether it held newer news than the last call found, and what happened in all of it. Where
+        processes were only announced, it stays as it is.
+        """
         updated, all_updates = False, HostUpdateResult.no_update
-        while True:
-            try:
-                timestamp, update_res = self._host_messages.get_nowait()
-            except queue.Empty:
-                return updated, all_updates
+        for timestamp, update_res in self._host_messages.take():
             if timestamp > self._last_updated_timestamp:
                 self._last_updated_timestamp = timestamp
                 updated = True
                 all_updates |= update_res
+        return updated, all_updates
 
     def save(self) -> None:
         """Remembers the state in memory."""
@@ -408,6 +407,9 @@ class NotificationManager:
 
     def world_changes(self, change: WorldChange) -> None:
         """The world that this process is in, or is to enter, is about to change."""
+        if change.coming:
+            self.handle_hosts_updated(Announced(self._now()), HostUpdateResult.added)
+            return
         result = HostUpdateResult.added if change.newcomers else HostUpdateResult.removed
         with self._lock:
             earlier = self._changes if self._changing_epoch == change.epoch else HostUpdateResult.no_update

@@ -44,7 +44,15 @@ class Notice:
     sentence: str
 
 
-Effect = Save | Erase | Command | Changed | Notice | RankEnded
+@dataclass(frozen=True)
+class Coming:
+    """Tell the members of the job's world that so many further processes are being started."""
+
+    job: str
+    count: int
+
+
+Effect = Save | Erase | Command | Changed | Notice | RankEnded | Coming
 
 
 def job_of(effect: Effect) -> str:

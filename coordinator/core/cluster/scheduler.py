@@ -23,7 +23,7 @@ from horovod.protos.v1 import jobs_pb2
 
 from . import blacklist, commands, execution, lines, record_size
 from .agent import Agent
-from .effects import Changed, Command, Effect
+from .effects import Changed, Coming, Command, Effect
 from .giving_back import Lent, is_of_use, to_take_back
 from .job import ClusterJob, resources_of
 from .placement import Capacity, Part, Resources, natural, place, processes_that_fit
@@ -302,7 +302,7 @@ class Scheduler:
             job.forget_process(slot.number)
         again = f"Host {agent.name} is used again. " if blacklist.was_aside(record, agent.name) else ""
         record.sentence = again + sentence
-        return [*job.saved(), Command(agent.name, commands.start(record, share))]
+        return [*job.saved(), Command(agent.name, commands.start(record, share)), Coming(record.id, len(slots))]
 
 
 def _on_hosts_there(spec: jobs_pb2.JobSpec, wanted: Resources, hosts: Sequence[Capacity]) -> Resources:

@@ -436,6 +436,13 @@ class JobMembership:
         self._leavers.add(one, leaving.reason)
         return self._tell_of_leavers(now_s)
 
+    def coming(self, count: int) -> list[Effect]:
+        """As `Membership.coming`."""
+        if not self._is_elastic:
+            return []
+        event = pb.MembershipEvent(coming=pb.Coming(epoch=self.liveness.world.epoch, count=count))
+        return [Send(member_id, event) for member_id in self.liveness.present]
+
     def ask_to_leave(self, slot: int, incarnation: int, reason: str, now_s: float) -> list[Effect]:
         """As `Membership.ask_to_leave`."""
         one = self.liveness.started_as(slot)

@@ -273,6 +273,11 @@ class Membership:
         """The member is gone without a goodbye. `cause` completes "rank 1 was lost: ..." and has no full stop."""
         return self._about(member_id, lambda job: job.remove(member_id, cause, now_s))
 
+    def coming(self, job_name: str, count: int) -> list[Effect]:
+        """So many further processes of an elastic job are being started, which the members of its world are told."""
+        job = self._jobs.get(job_name)
+        return job.coming(count) if job else []
+
     def ask_to_leave(self, job_name: str, slot: int, incarnation: int, reason: str, now_s: float) -> list[Effect]:
         """The launcher of an elastic job wants this process back: all members are told, as if it had said that it
         leaves, and it does so at the next commit. Nothing happens where the process is in no world; it may be asked
