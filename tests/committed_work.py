@@ -198,9 +198,12 @@ def _done(run: Run) -> Iterable[Broken]:
             yield Broken("all steps are taken", f"the function returned without all {run.job['total']}", (record,))
     if run.returns:
         first = min(run.returns, key=lambda record: int(record["world"]))
+        members = {record["who"] for record in run.begins.get(first["world"], [])}
         for world, records in run.begins.items():
-            if world > first["world"]:
-                yield Broken("work that is done stays done", f"world {world} begins after", (first, records[0]))
+            # A member that lost others in the last step may still end as they have, with nothing left to do.
+            again = [one for one in records if one["step"] < run.job["total"] or one["who"] not in members]
+            if world > first["world"] and again:
+                yield Broken("work that is done stays done", f"world {world} begins after", (first, again[0]))
 
 
 def _end(run: Run) -> Iterable[Broken]:

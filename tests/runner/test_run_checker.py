@@ -195,6 +195,13 @@ def test_work_that_is_done_again() -> None:
     assert rules == ["work that is done stays done"]
 
 
+def test_a_member_that_lost_others_in_the_last_step_may_end() -> None:
+    log = trained("abc", TOTAL)
+    log.rank("a", 0, 3, "returns", TOTAL)
+    log.kills("b")
+    assert done(next_world(log, "c", TOTAL), "c").over(0) == []
+
+
 def test_a_function_that_returns_too_early() -> None:
     log = trained()
     log.all("ab", "returns", 3)
