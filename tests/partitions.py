@@ -108,6 +108,7 @@ class Site:
             number: Replica(
                 self.etcd.url,
                 "--insecure",
+                "--insecure-store",
                 *arguments,
                 prefix=self.hosts[number].prefix,
                 address=f"{self.hosts[number].address}:29400",

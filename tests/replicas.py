@@ -11,6 +11,7 @@ from typing import IO
 from etcd_server import ctl
 
 from benchmarks.ports import free_ports
+from horovod.coordinator.store.seal import Seal
 from horovod.protos.v1 import membership_pb2
 
 
@@ -65,11 +66,14 @@ def server_of(endpoint: str, job: str = "default", *options: str, prefix: Sequen
     return holder_of(endpoint, job, *options, prefix=prefix).address
 
 
-def holder_of(endpoint: str, job: str = "default", *options: str, prefix: Sequence[str] = ()) -> membership_pb2.Serving:
-    """As `server_of`, with the id of its process."""
+def holder_of(
+    endpoint: str, job: str = "default", *options: str, prefix: Sequence[str] = (), token: str = ""
+) -> membership_pb2.Serving:
+    """As `server_of`, with the id of its process. token: of the coordinators; without one they do not seal."""
     import base64
     import json
 
-    written = ctl(endpoint, *options, "get", f"horovod/jobs/{job}/serving", "--write-out=json", prefix=prefix)
-    found = json.loads(written).get("kvs", [])
-    return membership_pb2.Serving.FromString(base64.b64decode(found[0]["value"]) if found else b"")
+    key = f"horovod/jobs/{job}/serving"
+    found = json.loads(ctl(endpoint, *options, "get", key, "--write-out=json", prefix=prefix)).get("kvs", [])
+    value = base64.b64decode(found[0]["value"]) if found else b""
+    return membership_pb2.Serving.FromString(Seal([token]).open(key, value) if token and value else value)

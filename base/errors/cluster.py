@@ -136,3 +136,11 @@ class ClusterCode(ErrorCode):
         "store-of-another-program",
         "Another program, or another release of Horovod, has written the file. Give the store a file of its own.",
     )
+    STORE_KEY = (
+        "store-key",
+        "The store is sealed with a key that this coordinator does not have, or holds what was not sealed.",
+    )
+    STORE_TAMPERED = (
+        "store-tampered",
+        "Somebody who is no coordinator has written to the store. That entry counts as not there; see who may write.",
+    )

@@ -8,6 +8,7 @@ where etcd asks for one. user, password_file: where etcd has users. prefix: of a
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,10 @@ class EtcdAddress:
             prefix=options.get("prefix", DEFAULT_PREFIX),
         )
 
+    def off_loopback(self) -> list[str]:
+        """The endpoints that are on other hosts, as far as the text tells: a name is not looked up."""
+        return [one for one in self.endpoints if not _is_loopback(urlsplit(f"//{one}").hostname or "")]
+
     def password(self) -> str:
         """Raises ValueError with a sentence when the file can't be read."""
         assert self.password_file is not None
@@ -86,6 +91,13 @@ def _is_endpoint(text: str) -> bool:
         return bool(parts.hostname and parts.port) and parts.netloc == text
     except ValueError:  # a port that is no number, or brackets that do not match
         return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _read(file: Path) -> bytes:

@@ -6,14 +6,18 @@ from horovod.base.errors import SettingCode, coded
 
 from .base import Store
 from .memory import MemoryStore
+from .seal import Seal
 
 MEMORY = "memory:"
 SQLITE = "sqlite:"
 ETCD = "etcd:"
 
 
-def open_store(text: str) -> Store:
-    """Makes no connection yet, but opens a file. Raises ValueError, or OSError for that file, with a sentence."""
+def open_store(text: str, seal: Seal | None = None) -> Store:
+    """Makes no connection yet, but opens a file. Raises ValueError, or OSError for that file, with a sentence.
+
+    seal: of what stands in etcd; the other stores are for one coordinator, and nobody else can write to them.
+    """
     if text == MEMORY:
         return MemoryStore()
     if text.startswith(SQLITE):
@@ -27,7 +31,7 @@ def open_store(text: str) -> Store:
         from .etcd import EtcdStore
         from .etcd_address import EtcdAddress
 
-        return EtcdStore(EtcdAddress.parse(text))
+        return EtcdStore(EtcdAddress.parse(text), seal=seal)
     sentence = (
         f"There is no store {text!r}; expected 'memory:', 'sqlite:PATH' or something like 'etcd://h1:2379,h2:2379'."
     )

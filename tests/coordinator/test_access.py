@@ -20,10 +20,11 @@ import horovod.protos.v1 as protos
 from horovod.base.errors import AccessCode, SettingCode
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, PREFIX, job_of, job_token
 from horovod.coordinator.address import ListenAddress
-from horovod.coordinator.exposure import check_exposure
+from horovod.coordinator.exposure import check_exposure, check_store_exposure
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.auth import OF_ONE_JOB, Access
 from horovod.coordinator.services.exchange import DELIVER, FETCH
+from horovod.coordinator.store.etcd_address import EtcdAddress
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 
@@ -156,6 +157,34 @@ TLS, MUTUAL = ServerTls("cert", "key"), ServerTls("cert", "key", "ca")
 def test_exposure(host: str, token: str | None, tls: ServerTls | None, insecure: bool, expected: str) -> None:
     try:
         found = check_exposure(ListenAddress(host, 1), token, tls, insecure)
+    except ValueError as error:
+        found = str(error)
+    assert expected in found
+    assert bool(expected) == bool(found)
+
+
+CERTIFICATE, USER = "cert=/dev/null&key=/dev/null", "user=me&password_file=/dev/null"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "is_sealed", "insecure", "expected"),
+    [
+        ("127.0.0.1:1,[::1]:1,localhost:1", "", False, False, ""),
+        ("127.0.0.1:1,192.0.2.1:2", "", True, False, "Refusing to keep jobs in etcd at 192.0.2.1:2 without TLS"),
+        ("etcd:1", "", True, False, "without credentials"),
+        ("etcd:1", "?ca=/dev/null", True, False, "at etcd:1 without credentials"),
+        ("etcd:1", f"?{USER}", True, False, "at etcd:1 without TLS"),
+        ("etcd:1", f"?ca=/dev/null&{CERTIFICATE}", True, False, ""),
+        ("etcd:1", f"?ca=/dev/null&{CERTIFICATE}", False, False, "at etcd:1 without a key"),
+        ("etcd:1", f"?ca=/dev/null&{USER}", True, False, ""),
+        ("etcd:1", "", True, True, "is used without TLS"),
+        ("etcd:1", f"?ca=/dev/null&{USER}", False, True, "change what agents run"),
+        ("etcd:1", f"?ca=/dev/null&{USER}", True, True, ""),
+    ],
+)
+def test_exposure_of_the_store(hosts: str, options: str, is_sealed: bool, insecure: bool, expected: str) -> None:
+    try:
+        found = check_store_exposure(EtcdAddress.parse(f"etcd://{hosts}{options}"), is_sealed, insecure)
     except ValueError as error:
         found = str(error)
     assert expected in found

@@ -297,6 +297,11 @@ def test_the_program_asks_for_its_token(tmp_path: Path) -> None:
         (["--tls-cert", "/no.pem", "--tls-key", "/no.key"], 1, ends_with(AccessCode.UNUSABLE_CERTIFICATE, "'/no.pem'")),
         (["--listen", "192.0.2.1:29400", "--insecure"], 1, ends_with(ClusterCode.CANNOT_LISTEN, "192.0.2.1:29400")),
         (["--listen", "no-such-host.invalid:1"], 1, ends_with(ClusterCode.CANNOT_LISTEN, "'no-such-host.invalid'")),
+        (
+            ["--store", "etcd://192.0.2.1:2379"],
+            2,
+            ends_with(AccessCode.EXPOSED, "192.0.2.1:2379", "TLS", "credentials", "--insecure-store"),
+        ),
         (["--token-file", "/no/such/file"], 1, "'/no/such/file': No such file"),
         (["--token-file", "/dev/null"], 1, "'/dev/null'"),
     ],

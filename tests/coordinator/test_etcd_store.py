@@ -25,6 +25,7 @@ from horovod.coordinator.store.etcd import EtcdStore
 from horovod.coordinator.store.etcd_address import EtcdAddress
 from horovod.coordinator.store.etcd_client import CALL_S
 from horovod.coordinator.store.jobs import next_epoch
+from horovod.coordinator.store.seal import Seal
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
@@ -33,9 +34,9 @@ SHORT_S = 1.0  # for calls that can't succeed
 Body = Callable[[Store], Awaitable[None]]
 
 
-def with_store(url: str, body: Body, call_s: float = CALL_S) -> None:
+def with_store(url: str, body: Body, call_s: float = CALL_S, seal: Seal | None = None) -> None:
     async def main() -> None:
-        store = EtcdStore(EtcdAddress.parse(url), call_s)
+        store = EtcdStore(EtcdAddress.parse(url), call_s, seal)
         try:
             await asyncio.wait_for(body(store), 3 * WAIT_S)
         finally:

@@ -38,12 +38,18 @@ from horovod.coordinator.store.jobs import (
     world_key,
     write_gone,
 )
+from horovod.coordinator.store.seal import Seal
 from horovod.protos.v1 import membership_pb2
 
 WAIT_S = 20.0
 
 
-STORES = {"memory": 0.02, "sqlite": 0.02, "etcd": 1.0}  # the shortest lease that each can give, in seconds
+STORES = {
+    "memory": 0.02,
+    "sqlite": 0.02,
+    "etcd": 1.0,
+    "sealed": 1.0,
+}  # the shortest lease that each can give, in seconds
 
 Body = Callable[[Store], Awaitable[None]]
 
@@ -69,7 +75,8 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Kind:
     url = {"memory": "memory:", "sqlite": f"sqlite:{tmp_path}/store"}.get(name)
     if url is None:
         url = f"{request.getfixturevalue('etcd').url}?prefix={uuid.uuid4()}/"
-    return Kind(lambda: open_store(url), STORES[name])
+    seal = Seal(["a secret of the cluster"]) if name == "sealed" else None
+    return Kind(lambda: open_store(url, seal), STORES[name])
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from agents import AGENT, DEADLINE_S
 
@@ -19,12 +20,12 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # with the Python 
 class Process(subprocess.Popen[str]):
     """One whose first line of output says that it serves."""
 
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command: str, log: IO[str] | int = subprocess.DEVNULL) -> None:
         super().__init__(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=log,
             text=True,
             env={**os.environ, "HOROVOD_TOKEN": TOKEN, "PATH": PATH},
         )
@@ -35,11 +36,15 @@ class Process(subprocess.Popen[str]):
 
 @dataclass
 class Replicated:
-    """The first coordinator serves agents and jobs."""
+    """The first coordinator serves agents and jobs. `log` is what both have said."""
 
     folder: Path
     coordinators: list[Process] = field(default_factory=list)
     agents: dict[str, Process] = field(default_factory=dict)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "coordinators.log").read_text()
 
     @property
     def addresses(self) -> str:
@@ -58,16 +63,18 @@ class Replicated:
 
 
 @contextlib.contextmanager
-def replicated(store: str, folder: Path) -> Iterator[Replicated]:
-    """store: the URL of an etcd."""
+def replicated(store: str, folder: Path, has_token: bool = True) -> Iterator[Replicated]:
+    """store: the URL of an etcd. has_token: else everybody is served, and what stands in etcd is not sealed."""
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+    access = ["--token-file", str(token)] if has_token else ["--insecure"]
+    command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", *access]
     found = Replicated(folder)
     try:
-        for _ in range(2):
-            found.coordinators.append(Process(*command, "--store", store))
+        with (folder / "coordinators.log").open("w") as log:
+            for _ in range(2):
+                found.coordinators.append(Process(*command, "--store", store, log=log))
         yield found
     finally:
         for process in (*found.agents.values(), *found.coordinators):

@@ -19,13 +19,14 @@ import pytest
 from agents import AGENT, DEADLINE_S
 from certificates import Authority
 from error_codes import ends_with
-from etcd_server import Etcd, ctl
+from etcd_server import READY_S, Etcd, ctl_command
 from launching import Launched
 from replicas import Replica, holder_of
 from stopped_jobs import job
 
 from horovod.base.errors import AccessCode, SettingCode
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.store.seal import Seal
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
@@ -46,11 +47,14 @@ class Cluster:
 
     def serving(self) -> tuple[str, str]:
         """Who serves the job: the address, and which process it is."""
-        found = holder_of(f"https://{self.etcd.endpoints[0]}", "default", *self.ctl)
+        found = holder_of(f"https://{self.etcd.endpoints[0]}", "default", *self.ctl, token=TOKEN)
         return found.address, found.replica
 
     def put(self, key: str, value: str) -> None:
-        ctl(f"https://{self.etcd.endpoints[0]}", *self.ctl, "put", key, value)
+        """As one of the coordinators does."""
+        command = [*ctl_command(f"https://{self.etcd.endpoints[0]}"), *self.ctl, "put", key]
+        sealed = Seal([TOKEN]).close(key, value.encode())
+        subprocess.run(command, input=sealed, check=True, capture_output=True, timeout=READY_S)
 
     def said(self, words: str) -> int:
         self.log.seek(0)

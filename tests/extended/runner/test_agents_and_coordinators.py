@@ -16,6 +16,7 @@ from replicated import TOKEN, Replicated, replicated
 from test_etcd_store import with_store
 
 from horovod.coordinator.store import Store
+from horovod.coordinator.store.seal import Seal
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
@@ -76,7 +77,7 @@ def values_in(store: str) -> list[bytes]:
     async def body(store: Store) -> None:
         found.extend(entry.value for entry in (await store.range(""))[0])
 
-    with_store(store, body)
+    with_store(store, body, seal=Seal([TOKEN]))
     return found
 
 

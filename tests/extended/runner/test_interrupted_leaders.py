@@ -15,6 +15,8 @@ from etcd_server import Etcd, ctl
 from launching import Launched
 from replicated import TOKEN, replicated
 
+from horovod.protos.v1 import membership_pb2
+
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
 KEY = "horovod/cluster/leader"
@@ -33,12 +35,18 @@ def take_key(endpoint: str, pair: dict[str, int]) -> None:
     ctl(endpoint, "del", KEY)
 
 
+def forge_key(endpoint: str, pair: dict[str, int]) -> None:
+    """By somebody without a key of the cluster, for ever, and with an address to which agents shall go."""
+    forged = membership_pb2.Serving(replica="evil", address="127.0.0.1:9")
+    ctl(endpoint, "put", KEY, forged.SerializeToString().decode())
+
+
 def leader(endpoint: str) -> dict[str, int]:
     pairs: list[dict[str, int]] = json.loads(ctl(endpoint, "get", KEY, "-w", "json")).get("kvs", [])
     return pairs[0] if pairs else {}
 
 
-@pytest.mark.parametrize("interrupt", [end_lease, take_key])
+@pytest.mark.parametrize("interrupt", [end_lease, take_key, forge_key])
 def test_jobs_end_whole(tmp_path: Path, interrupt: Callable[[str, dict[str, int]], None]) -> None:
     generator = random.Random(7)
     interrupted: set[int] = set()

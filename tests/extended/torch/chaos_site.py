@@ -85,7 +85,14 @@ class ChaosSite:
         self.hosts = self.network.hosts
         self.etcd = stack.enter_context(Etcd(folder, 3, hosts=self.hosts))
         log = stack.enter_context((folder / "coordinators").open("w"))
-        arguments = ("--insecure", "--reattach-grace-seconds", GRACE_S, "--keepalive-timeout-seconds", GRACE_S)
+        arguments = (
+            "--insecure",
+            "--insecure-store",
+            "--reattach-grace-seconds",
+            GRACE_S,
+            "--keepalive-timeout-seconds",
+            GRACE_S,
+        )
         self.replicas = [
             Replica(self.etcd.url, *arguments, prefix=host.prefix, address=f"{host.address}:29400", log=log)
             for host in self.hosts[:TRAINING_HOSTS]
