@@ -21,7 +21,8 @@ if command -v docker-compose >/dev/null; then compose=(docker-compose); else com
 
 work=$(mktemp -d)
 export COMPOSE_PROJECT_NAME="horovodtest$$" TAG="horovod-test" WORKERS=2 WEB_PORT1=0 WEB_PORT2=0 EPOCHS=${EPOCHS:-200}
-export TOKEN_FILE="$work/token" WEB_TOKEN_FILE="$work/web-token"
+export TOKEN_FILE="$work/token" WEB_TOKEN_FILE="$work/web-token" ETCD_TLS="$work/etcd-tls"
+python=$(command -v .venv/bin/python || command -v python3)
 run() { "${compose[@]}" -f "$work/context/deploy/compose.yaml" "$@"; }
 
 finish() {
@@ -40,7 +41,10 @@ mkdir "$work/context"
 git ls-files --cached --others --exclude-standard | tar --create --files-from=- | tar --extract --directory "$work/context"
 openssl rand -hex 32 >"$TOKEN_FILE"
 openssl rand -hex 32 >"$WEB_TOKEN_FILE"
-chmod 644 "$TOKEN_FILE" "$WEB_TOKEN_FILE" # the containers' user reads them by way of a mount
+"$python" -m horovod.launch certs "$ETCD_TLS" --hosts etcd1,etcd2,etcd3 >/dev/null ||
+  skip "horovodrun certs makes no certificates (make build, or pip install 'horovod[tls]')"
+chmod 755 "$ETCD_TLS"
+chmod 644 "$TOKEN_FILE" "$WEB_TOKEN_FILE" "$ETCD_TLS"/*.key # the containers' user reads them by way of a mount
 
 BASE=${BASE:-debian:bookworm-slim}
 if ! docker image inspect "$BASE" >/dev/null 2>&1 && ! timeout 60 docker pull --quiet "$BASE" >/dev/null 2>&1; then
@@ -59,9 +63,8 @@ if [ -n "${WHEELS:-}" ]; then
   cp -r "$WHEELS" "$work/context/wheels"
 elif [ "$BASE" = horovod-test-base ]; then
   say "fetching wheels"
-  python=$(command -v .venv/bin/python || command -v python3)
   "$python" -m pip download --quiet --disable-pip-version-check --python-version 3.11 --only-binary=:all: \
-    --dest "$work/context/wheels" --constraint constraints.txt torch numpy scikit-learn tqdm cloudpickle grpcio packaging \
+    --dest "$work/context/wheels" --constraint constraints.txt torch numpy scikit-learn tqdm cloudpickle cryptography grpcio packaging \
     protobuf psutil PyYAML scikit-build-core pybind11 grpcio-tools mypy-protobuf cmake ninja setuptools wheel
 fi
 [ ! -d "$work/context/wheels" ] || export PIP_ARGS="--no-index --find-links /wheels"
