@@ -36,7 +36,7 @@ from .lanes import Act, Lanes
 from .leading import Leading
 from .outbox import Outbox
 from .peers import Peers
-from .streams import Context, RefusedError
+from .streams import MAX_SHOWN, Context, RefusedError
 from .ticks import Ticks
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that its client could not connect to just now
@@ -492,9 +492,10 @@ def stem_of(spec: jobs_pb2.JobSpec) -> str:
     if not text and spec.lines:
         return "job"
     if not text:
-        words = [word for word in spec.command[1:] if not word.startswith("-")]
         is_python = spec.command[0].rpartition("/")[2].startswith("python")
-        text = (words[0] if is_python and words else spec.command[0]).rpartition("/")[2].removesuffix(".py")
+        word = next((word for word in spec.command[1:] if not word.startswith("-")), "") if is_python else ""
+        text = (word or spec.command[0]).rpartition("/")[2].removesuffix(".py")
+    text = text[:MAX_SHOWN]  # it may have as many letters as a request has bytes
     kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._") else "-" for letter in text)
     return kept.strip("-.")[:40] or "job"
 

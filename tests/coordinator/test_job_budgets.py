@@ -18,7 +18,7 @@ import grpc
 import pytest
 from coordinator_builders import op
 from coordinator_client import Crew
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from fuzzing import fields, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,56 +37,12 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 
 LARGE_BYTES = 512 << 10  # of a message; a coordinator takes sixteen times as much
-DISTINCT_BYTES = 32  # of an entry that differs from others
 MOST_CALLS = 250_000  # of Python's functions for one message: about 30 ms
 CLUSTER = "0123456789abcdef0123456789abcdef"
 
 
-def fields(descriptor: Descriptor, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The paths of all fields that can be large: texts, bytes and repeated ones, of the message and of its parts."""
-    for field in descriptor.fields:
-        if field.is_repeated or field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
-            yield (*path, field.name)
-        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
-            yield from fields(field.message_type, (*path, field.name))
-
-
 # But announced operations, of which there may be more: see below.
 RANK_FIELDS = [path for path in fields(negotiation_pb2.NegotiationMessage.DESCRIPTOR) if path != ("announce",)]
-
-
-def fill(message: Any, path: tuple[str, ...], distinct: bool) -> None:
-    """distinct: entries differ, where they can."""
-    name, *rest = path
-    field = message.DESCRIPTOR.fields_by_name[name]
-    if rest:
-        inner = getattr(message, name)
-        fill(inner.add() if field.is_repeated else inner, tuple(rest), distinct)
-        if not field.is_repeated:
-            inner.SetInParent()
-    elif not field.is_repeated:
-        setattr(message, name, b"x" * LARGE_BYTES if field.type == FieldDescriptor.TYPE_BYTES else "x" * LARGE_BYTES)
-    elif field.message_type is not None and field.message_type.GetOptions().map_entry:
-        getattr(message, name).update({f"{number:x}": "" for number in range(LARGE_BYTES // 8)})
-    elif field.message_type is not None:
-        for number in range(LARGE_BYTES // (DISTINCT_BYTES if distinct else 2)):
-            one = getattr(message, name).add()
-            if distinct and "name" in one.DESCRIPTOR.fields_by_name:
-                one.name = f"{number:x}"
-            if (
-                distinct
-                and "process_set" in one.DESCRIPTOR.fields_by_name
-                and "name" not in one.DESCRIPTOR.fields_by_name
-            ):
-                one.process_set = number
-    elif field.type == FieldDescriptor.TYPE_STRING:
-        getattr(message, name).extend("" for _ in range(LARGE_BYTES // 2))
-    elif field.type == FieldDescriptor.TYPE_DOUBLE:
-        getattr(message, name).extend(1.0 for _ in range(LARGE_BYTES // 8))
-    else:
-        getattr(message, name).extend(
-            number if distinct else 1 for number in range(LARGE_BYTES // (3 if distinct else 1))
-        )
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -111,7 +67,7 @@ def test_what_one_message_of_a_rank_costs(path: tuple[str, ...], takes_over: boo
     message = negotiation_pb2.NegotiationMessage(epoch=1)
     if path[0] == "hello" or takes_over:
         message.hello.rank = 1
-    fill(message, path, distinct)
+    fill(message, path, LARGE_BYTES, distinct)
     negotiation = Negotiation(1, 2, takes_over=takes_over)
 
     def receive() -> None:
@@ -220,7 +176,7 @@ def test_what_one_message_of_a_member_costs(path: tuple[str, ...], distinct: boo
         )
     elif path[0] == "attach":
         message.attach.MergeFrom(membership_pb2.Attach(protocol_version=PROTOCOL_VERSION, job="j", member_id="m"))
-    fill(message, path, distinct)
+    fill(message, path, LARGE_BYTES, distinct)
     said = []
 
     def receive() -> None:
