@@ -34,7 +34,7 @@ from .web.ready import Readiness
 
 MAX_REQUEST_BYTES = 8 << 20
 MAX_STREAMS = 2048  # of one connection; a rank has two, and the relay of an agent one connection for all of its ranks
-UNREAD_BYTES = 1 << 10  # of a call that is not read; one that is read has the window that its message needs
+UNREAD_BYTES = 1 << 10  # of a call that is not read; one that is read gets the window that its message needs
 MAX_PENDING = 2048  # calls that wait to be served; some of those beyond are sent away, and come back a moment later
 HANDSHAKE_MS = 10_000  # for TLS and the beginning of HTTP/2
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 import pytest
+import tiers
 from coordinator_builders import request
 from coordinator_client import bearer
 from fuzzing import fields, fill
@@ -142,7 +143,8 @@ def test_every_rpc_has_a_target() -> None:
         assert method.input_type.full_name == TARGETS[rpc].DESCRIPTOR.full_name
 
 
-@pytest.mark.parametrize("holder", HOLDERS)
+@pytest.mark.longer
+@pytest.mark.parametrize("holder", tiers.pick(["no token", "a job's token"], ["the cluster's token"]))
 @pytest.mark.parametrize("rpc", TARGETS)
 def test_what_a_request_costs(meter: Meter, rpc: str, holder: str) -> None:
     method, token = rpcs()[rpc], HOLDERS[holder]
