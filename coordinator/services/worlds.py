@@ -135,9 +135,17 @@ class StoredWorlds:
 
     async def release(self, job: str) -> None:
         """Serves the job no more, of which no process is left, unless one has come by now."""
+        written: list[membership_pb2.WorldRecord | None] = []
+
+        def is_idle() -> bool:
+            # A process that came and went while the store was asked has told more of the job's work, or has let an
+            # agent tell it. Then the release that follows its end writes that.
+            is_news = bool(written) and written[-1] != self._membership.kept(job)
+            return not is_news and not self._membership.knows(job)
 
         async def retract(guard: Guard) -> None:
-            if (kept := self._membership.kept(job)) is not None:
+            written.append(kept := self._membership.kept(job))
+            if kept is not None:
                 self._revisions.pop(job, None)
                 with contextlib.suppress(WritesRefusedError, UncertainError):  # then all of the world stays
                     await keep_work(self._store, kept, guard)
@@ -145,7 +153,7 @@ class StoredWorlds:
                 await self.retract(job, guard)
             await self._stories.settled(job)
 
-        await self._serving.release(job, lambda: not self._membership.knows(job), retract)
+        await self._serving.release(job, is_idle, retract)
         if self._serving.guard(job) is None:
             self._stories.forget(job)
 

@@ -21,7 +21,7 @@ from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.leading import LEADER, Leading
 from horovod.coordinator.services.outbox import Outbox
 from horovod.coordinator.store import Entry, FencedError, Guard, MemoryStore, StoreError, UncertainError
-from horovod.coordinator.store.jobs import serving_key
+from horovod.coordinator.store.jobs import serving_key, world_key
 from horovod.protos.v1 import membership_pb2 as pb
 
 GRACE_S, LEASE_S = 0.5, 0.3
@@ -151,6 +151,37 @@ def test_a_process_that_comes_while_the_release_of_its_job_fails_does_not_wait_f
             assert events.failure[0] is grpc.StatusCode.UNAVAILABLE
         else:
             assert (await next_of(events, "world", [])).world.epoch == 1
+        await hub.stop()
+
+    asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
+
+
+def test_what_is_told_of_the_work_while_the_job_is_released_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last processes are gone, and an agent says that they had done the work while the store is written."""
+    world = pb.World(job=JOB, epoch=1, sizes=pb.Sizes())
+    work = pb.JobWork(committed_epoch=1)
+    others: list[asyncio.Task[None]] = []
+
+    class Told(MemoryStore):
+        async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
+            entry = await super().put(key, value, lease, guard=guard)
+            if key == world_key(JOB) and not work.done:
+                work.done = True
+                others.append(asyncio.create_task(hub._worlds.release(JOB)))  # another process has come and gone
+            return entry
+
+    store = Told()
+    hub = Hub(store)
+
+    async def story() -> None:
+        monkeypatch.setattr(hub._membership, "kept", lambda job: pb.WorldRecord(world=world, work=work))
+        assert await hub.serve(JOB) == ""
+        await hub._worlds.release(JOB)
+        await asyncio.gather(*others)
+        kept = await store.get(world_key(JOB))
+        assert kept is not None
+        assert pb.WorldRecord.FromString(kept.value).work.done
+        assert hub.serving.guard(JOB) is None
         await hub.stop()
 
     asyncio.run(asyncio.wait_for(story(), DEADLINE_S))
