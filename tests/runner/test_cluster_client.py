@@ -61,7 +61,9 @@ def test_a_refused_connection_is_an_answer() -> None:
 Servant = Callable[[Any, Any], Coroutine[Any, Any, Any]]
 
 
-def served(body: Callable[[ClusterClient], Awaitable[None]], patience_s: float, **methods: Servant) -> None:
+def served(
+    body: Callable[[ClusterClient], Awaitable[None]], patience_s: float, follow_s: float = 60.0, **methods: Servant
+) -> None:
     """A coordinator that answers by `methods`, of the request (or requests) and the context."""
 
     async def main() -> None:
@@ -79,7 +81,7 @@ def served(body: Callable[[ClusterClient], Awaitable[None]], patience_s: float, 
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
-            async with ClusterClient(Access([address]), patience_s) as cluster:
+            async with ClusterClient(Access([address]), patience_s, follow_s=follow_s, told_s=0.0) as cluster:
                 await asyncio.wait_for(body(cluster), 60)
         finally:
             await server.stop(None)
@@ -149,6 +151,53 @@ def test_a_stream_that_breaks_after_a_long_silence_is_opened_again() -> None:
         assert len(streams) == 2
 
     served(body, patience_s, Follow=follow)
+
+
+async def no_output(_: jobs_pb2.Output) -> None:
+    raise AssertionError
+
+
+def test_a_job_is_followed_through_an_absence_that_is_longer_than_the_patience() -> None:
+    """Its ranks may have ended meanwhile. Who follows it has its exit status from the next coordinator."""
+    streams: list[int] = []
+    notes: list[str] = []
+
+    async def follow(requests: Any, context: Any) -> None:
+        streams.append(len(streams))
+        if len(streams) == 1:
+            await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
+        if len(streams) < 4:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "No coordinator serves.")
+        await context.write(jobs_pb2.JobEvent(ended=jobs_pb2.JobEnded()))
+
+    async def body(cluster: ClusterClient) -> None:
+        await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, no_output, notes.append)
+        assert len(streams) == 4
+        (note,) = notes
+        assert "waits up to 60 s" in note
+
+    served(body, 0.0, Follow=follow)
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["the job is to end", "for too long"])
+def test_a_coordinator_that_is_away_is_not_waited_for_without_end(ends: bool) -> None:
+    """A person who has asked for the end of the job waits for it for no longer than for an answer to that."""
+
+    async def follow(requests: Any, context: Any) -> None:
+        if not answered:
+            answered.append(True)
+            await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "No coordinator serves.")
+
+    answered: list[bool] = []
+
+    async def body(cluster: ClusterClient) -> None:
+        if ends:
+            cluster.follow_less()
+        with pytest.raises(ClusterError, match=ends_with(ClusterCode.CLUSTER_SILENT, "horovodrun logs -f j")):
+            await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, no_output)
+
+    served(body, 0.1, 600.0 if ends else 0.1, Follow=follow)
 
 
 def test_the_wrong_token_for_the_first_of_several_is_no_matter_where_another_one_takes_it() -> None:

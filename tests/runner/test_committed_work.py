@@ -13,11 +13,13 @@ from subprocess import CompletedProcess
 
 import psutil
 import pytest
+from agents import Agents
 from error_codes import ends_with
 from launching import Launched
 from test_changing_sizes import FIRST_SAYS
 
 from horovod.base.errors import STATE_LOST_EXIT, WorldCode
+from horovod.coordinator.limits import Limits
 
 Run = Callable[..., CompletedProcess[str]]
 Launch = Callable[..., Launched]
@@ -181,3 +183,86 @@ def test_a_replacement_waits_for_the_stopped_process_that_holds_the_state(launch
     first, second = begun(out)
     assert first == second >= 4
     assert out.count("took 6") == 2
+
+
+INFO = {"HOROVOD_LOG_LEVEL": "info"}
+
+
+def holds_until(go: Path) -> str:
+    """The first process holds what was committed, and takes no further step until the file is there."""
+    return f"""
+    if at == 3 and incarnation == 1 and not rank:
+        print("holds", os.getpid(), flush=True)
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.05)
+"""
+
+
+def holder_of(launched: Launched) -> psutil.Process:
+    """The process that holds the state, once it does."""
+    for line in launched.process.stdout:  # type: ignore[union-attr]
+        if "holds" in line:
+            return psutil.Process(int(line.rsplit(" ", 1)[1]))
+    raise AssertionError(launched.finish())
+
+
+def wait_for_a_newcomer(launched: Launched) -> None:
+    for line in launched.process.stderr:  # type: ignore[union-attr]
+        if "to be taken in at their next commit" in line:
+            return
+    raise AssertionError(launched.finish())
+
+
+def test_newcomers_of_another_host_do_not_begin_anew_when_the_host_with_the_state_fails(
+    tmp_path: Path, launch: Launch, program: Program
+) -> None:
+    """A program finds the second host once the first one holds the state."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("localhost:1")
+    options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--host-discovery-script", f"cat {hosts}"]
+    launched = launch(*options, *program(source(holds_until(tmp_path / "go"))), environ=INFO)
+    holder = holder_of(launched)
+    (tmp_path / "new").write_text("localhost:1\n127.0.0.1:1")
+    (tmp_path / "new").rename(hosts)
+    wait_for_a_newcomer(launched)
+    holder.kill()
+    code, out, err = launched.finish()
+    assert code == STATE_LOST_EXIT, out + err
+    assert begun(out) == [], "the newcomer takes no step"
+    assert re.search(ends_with(WorldCode.STATE_LOST), err)
+
+
+@pytest.mark.parametrize("returns", [False, True], ids=["lost", "back"])
+def test_newcomers_of_another_host_wait_for_the_host_that_holds_the_state(
+    tmp_path: Path, launch: Launch, program: Program, returns: bool
+) -> None:
+    """It is lost with its agent and all of its processes, or it stands still for a while."""
+    with Agents(tmp_path, Limits(reattach_grace_s=1.0)) as agents:
+        first = agents.add("h1", 1, "--orphan-grace-seconds", "60" if returns else "1")
+        options = ["-np", "1", "--min-np", "1", "--max-np", "2", "--elastic-hung-seconds", "0.5"]
+        command = program(source(holds_until(tmp_path / "go")))
+        launched = launch(*agents.options, *options, *command, environ={**agents.environ, **INFO})
+        holder = holder_of(launched)
+        family = psutil.Process(first.pid).children(recursive=True)
+        agents.add("h2", 1)
+        wait_for_a_newcomer(launched)
+        if returns:
+            holder.suspend()
+        else:
+            for one in (psutil.Process(first.pid), *family):
+                one.kill()
+        if returns:
+            for line in launched.process.stderr:  # type: ignore[union-attr]
+                if "to come back with what the job has committed" in line:
+                    break
+            (tmp_path / "go").touch()
+            holder.resume()
+        code, out, err = launched.finish()
+        if returns:
+            assert code == 0, out + err
+            first_begins, second_begins = begun(out)
+            assert first_begins == second_begins >= 3, "both, with what the holder had"
+        else:
+            assert code == STATE_LOST_EXIT, out + err
+            assert begun(out) == [], "the newcomer takes no step"
+            assert re.search(ends_with(WorldCode.STATE_LOST), err)

@@ -35,6 +35,10 @@ from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
 
 PATIENCE_S = 60.0  # seconds without any coordinator that answers
+# The same for one that follows a job, once a coordinator has answered. Ranks go on and end without a coordinator, and
+# agents keep how they have ended until the next one asks: then it has the job's exit status.
+FOLLOW_S = 600.0
+TOLD_S = 10.0  # after which a person is told that one who follows a job waits for a coordinator
 REFUSED_S = 1.0  # for which a command asks again while no coordinator listens at any address
 _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
@@ -74,9 +78,17 @@ class Access:
 class ClusterClient:
     """`async with ClusterClient(access) as cluster:`"""
 
-    def __init__(self, access: Access, patience_s: float = PATIENCE_S, refused_s: float | None = None) -> None:
+    def __init__(
+        self,
+        access: Access,
+        patience_s: float = PATIENCE_S,
+        refused_s: float | None = None,
+        follow_s: float = FOLLOW_S,
+        told_s: float = TOLD_S,
+    ) -> None:
         """patience_s: for how long a call is repeated. refused_s: for how long if every address refuses connections,
-        so that no coordinator listens there, and none has answered before; None: as long.
+        so that no coordinator listens there, and none has answered before; None: as long. follow_s: for how long a job
+        is followed while no coordinator answers, once one has answered. told_s: after which that is told.
         """
         self.addresses = access.addresses
         self._tls = access.tls
@@ -87,6 +99,9 @@ class ClusterClient:
         self._refusals: dict[str, str] = {}  # address -> why that coordinator will never serve us; another one may
         self._patience_s = patience_s
         self._refused_s = patience_s if refused_s is None else refused_s
+        self._follow_s = follow_s
+        self._told_s = told_s
+        self._has_answered = False  # any coordinator, to any call
         self._closed: dict[str, float] = {}  # address -> since when it has refused all connections
 
     async def __aenter__(self) -> ClusterClient:
@@ -109,6 +124,12 @@ class ClusterClient:
         except UnansweredError as error:
             sentence = f"{without_code(error)} The job may have been taken: `horovodrun ps` will show it."
             raise ClusterError(coded(code_of(error) or ClusterCode.CLUSTER_SILENT, sentence)) from None
+
+    def follow_less(self) -> None:
+        """A person has asked for the end of the job that is followed: a coordinator that is away gets as long as for a
+        call.
+        """
+        self._follow_s = min(self._follow_s, self._patience_s)
 
     async def signal(self, job: str, signum: int, stop: bool = True) -> jobs_pb2.JobRecord:
         request = jobs_pb2.SignalRequest(job=job, signal=signum, stop=stop)
@@ -144,14 +165,17 @@ class ClusterClient:
         request: jobs_pb2.Open,
         changed: Callable[[jobs_pb2.JobRecord], None],
         output: Callable[[jobs_pb2.Output], Awaitable[None]],
+        note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Until the job is over and all its output was taken. Goes on at another coordinator where one is lost.
+        """Until the job is over and all its output was taken. Goes on at another coordinator where one is lost, and
+        waits for one where there is none.
 
-        output: may take its time; the ranks wait when it is slow.
+        output: may take its time; the ranks wait when it is slow. note: shows a person that it waits, and for how long.
         """
         positions = {(one.rank, one.share): one.position for one in getattr(request, "from")}
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._patience_s
+        silent_since_s = loop.time()
+        has_told = False
         while True:
             del getattr(request, "from")[:]
             for (rank, share), position in positions.items():
@@ -181,17 +205,24 @@ class ClusterClient:
             closed_s = self._closed_for(_is_refused(code, details), loop.time())
             self._turn(code, details, await call.trailing_metadata(), heard)
             if heard:  # the coordinator was there until now, even if it sent nothing for long
-                give_up_at = loop.time() + self._patience_s
-                self._refused_s = self._patience_s
-            if closed_s > self._refused_s:
+                silent_since_s, has_told, self._has_answered = loop.time(), False, True
+            if closed_s > self._refused_s and not self._has_answered:
                 sentence = f"No coordinator listens at {self._addresses}: the connection is refused."
                 raise ClusterError(coded(ClusterCode.CLUSTER_SILENT, sentence))
-            if loop.time() > give_up_at:
+            silent_s = loop.time() - silent_since_s
+            limit_s = self._follow_s if self._has_answered else self._patience_s
+            if silent_s > limit_s:
                 sentence = (
-                    f"No coordinator answers at {self._addresses} since {self._patience_s:g} s. The job "
+                    f"No coordinator answers at {self._addresses} since {limit_s:g} s. The job "
                     f"goes on without this launcher: `horovodrun logs -f {request.job}` shows more when one is there."
                 )
                 raise ClusterError(coded(ClusterCode.CLUSTER_SILENT, sentence))
+            if self._has_answered and silent_s >= self._told_s and not has_told:
+                has_told = True
+                note(
+                    f"no coordinator answers at {self._addresses} since {self._told_s:g} s. The job goes on as far as "
+                    f"it can without one. This launcher waits up to {limit_s:g} s for one that tells how the job ends."
+                )
             await asyncio.sleep(_RETRY_S)
 
     @staticmethod
@@ -214,7 +245,7 @@ class ClusterClient:
             stub, more = self._stub()
             try:
                 answer = await call(stub, {**more, "timeout": _ATTEMPT_S})
-                self._refused_s = self._patience_s  # one that is started again gets its time
+                self._has_answered = True
                 self._search.served()
                 return answer
             except grpc.aio.AioRpcError as error:
@@ -225,7 +256,7 @@ class ClusterClient:
                 except ClusterError as refused:
                     raise UnansweredError(str(refused)) if was_asked else refused from None
                 was_asked = was_asked or waiting_helps(error.code())  # otherwise the call was refused unread
-                if loop.time() > give_up_at or closed_s > self._refused_s:
+                if loop.time() > give_up_at or closed_s > self._most_refused_s:
                     why = without_code(printable(details))
                     sentence = f"The coordinator at {self._addresses} did not answer: {why}."
                     raise UnansweredError(coded(ClusterCode.CLUSTER_SILENT, sentence)) from None
@@ -239,6 +270,10 @@ class ClusterClient:
             return 0.0
         self._closed.setdefault(address, now_s)
         return now_s - max(self._closed.values()) if self._closed.keys() >= set(self._search.addresses) else 0.0
+
+    @property
+    def _most_refused_s(self) -> float:
+        return self._patience_s if self._has_answered else self._refused_s  # one that is started again gets its time
 
     @property
     def _addresses(self) -> str:
@@ -295,6 +330,7 @@ class FollowedJob:
     def stop(self, signum: int = signal.SIGTERM) -> None:
         """The job is to end; asked twice, at once."""
         self._stops += 1
+        self._cluster.follow_less()
         self._signal(signum if self._stops == 1 else signal.SIGKILL, stop=True)
 
     def forward(self, signum: int) -> asyncio.Future[Any] | None:
@@ -345,7 +381,8 @@ class FollowedJob:
         loop = asyncio.get_running_loop()
         self._console.room = lambda: _call(loop, self._room.set)
         try:
-            await self._cluster.follow(request, self._on_change, self._on_output)
+            note = lambda line: self._console.note(f"horovodrun: {line}")  # noqa: E731
+            await self._cluster.follow(request, self._on_change, self._on_output, note)
         finally:
             self._dismiss_heir()
         slots = {slot for one in self.record.shares for slot in (*one.slots, *one.left)}
