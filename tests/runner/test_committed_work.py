@@ -89,11 +89,18 @@ def begun(out: str) -> list[int]:
     return [int(steps) for steps in re.findall(r">:begins (\d)", out)]
 
 
-@pytest.mark.parametrize("end", [KILL, "raise SystemExit(1)"])
-def test_a_job_does_not_begin_anew_when_all_fail_at_once(horovodrun: Run, program: Program, end: str) -> None:
-    done = horovodrun("-np", "2", "--min-np", "1", *program(source(f"    if at == 3: {end}")))
+@pytest.mark.parametrize(
+    ("count", "end", "how"),
+    [(2, KILL, "signal 9 (SIGKILL)"), (2, "raise SystemExit(1)", "exit code 1"), (1, KILL, "signal 9 (SIGKILL)")],
+)
+def test_a_job_does_not_begin_anew_when_all_fail_at_once(
+    horovodrun: Run, program: Program, count: int, end: str, how: str
+) -> None:
+    """The exit code says that the state is lost, the last line also how the process ended that held it."""
+    done = horovodrun("-np", f"{count}", "--min-np", "1", *program(source(f"    if at == 3: {end}")))
     assert done.returncode == STATE_LOST_EXIT, done.stderr
-    assert begun(done.stdout) == [0, 0]
+    assert begun(done.stdout) == [0] * count
+    assert re.search(ends_with(WorldCode.STATE_LOST, "Before that, slot", how), done.stderr.splitlines()[-1])
     assert re.search(ends_with(WorldCode.STATE_LOST, "HOROVOD_ELASTIC_BEGIN_ANEW=1", "HOROVOD_JOB"), done.stderr)
     assert re.search(ends_with(WorldCode.STATE_LOST, "Slot", f"exit code {STATE_LOST_EXIT}"), done.stderr)
 

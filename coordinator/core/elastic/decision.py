@@ -85,7 +85,7 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
     if failed and target.rules.on_failure is OnFailure.END:
         return _failed(target, f"{_in_words(failed[0], target)}, so the job ends.")
     if (lost := next((one for one in failed if one.state_lost), None)) is not None:
-        why = f"{_in_words(lost, target)}: all that the job had committed is lost, so it ends."
+        why = f"{_in_words(lost, target)}: all that the job had committed is lost, so it ends.{_before(lost, observed)}"
         return _ended(target, coded(WorldCode.STATE_LOST, why))
     done = [one for one in ends.values() if not one.failed or one.unneeded or one.work_done]
     failed = [one for one in failed if not one.work_done]  # what they are worth, the end of the job says
@@ -111,6 +111,14 @@ def _is_of(one: Exit, target: Target) -> bool:
 
 def _in_words(one: Exit, target: Target) -> str:
     return f"Slot {one.slot} on host {target.by_number[one.slot].host} {one.how or 'failed'}"
+
+
+def _before(lost: Exit, observed: Observed) -> str:
+    """How the process has failed that was there last before this one found the state lost: what a person must look at.
+    The exit code of the job tells that the state is lost, however many processes held it.
+    """
+    earlier = [one for one in observed.exits if one.failed and not one.state_lost and one.incarnation < lost.incarnation]
+    return f" Before that, slot {earlier[-1].slot} {earlier[-1].how or 'failed'}." if earlier else ""
 
 
 def _would_fail_again(target: Target, news: Sequence[Exit], observed: Observed) -> bool:
