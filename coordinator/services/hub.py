@@ -347,7 +347,7 @@ class Hub:
             return
         record, gone = found
         world = record.world
-        if not (members := self._membership.restore(record, gone, self._clock())):
+        if not (members := self._membership.restore(record, gone, self._clock(), self._worlds.rested_s(record))):
             return
         if self._membership.world_of(job) is not None:  # else all are on their way to the next world
             negotiation = Negotiation(

@@ -11,6 +11,7 @@ such a record may precede it where the store takes no writes.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -53,10 +54,12 @@ class StoredWorlds:
         secret: Callable[[], bytes],
         do: Callable[[str, Sequence[Effect]], None],
         stories: Stories,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """secret: makes the secret of a world. do: carries out effects on members of a job, now. stories: of the jobs
-        that are served here.
+        that are served here. wall_clock: seconds since 1970, which coordinators of one store share.
         """
+        self._wall_clock = wall_clock
         self._store = store
         self._membership = membership
         self._serving = serving
@@ -128,6 +131,10 @@ class StoredWorlds:
         record, self._revisions[job], gone = found
         return record, gone
 
+    def rested_s(self, record: membership_pb2.WorldRecord) -> float:
+        """For how long the job of a record that was read has had no process."""
+        return max(0.0, self._wall_clock() - record.work.over_at) if record.work.over_at else 0.0
+
     async def retract(self, job: str, guard: Guard) -> None:
         """Deletes the world from the store: its members are all gone, or were never told of it."""
         if (revision := self._revisions.pop(job, None)) is not None:
@@ -147,6 +154,7 @@ class StoredWorlds:
             written.append(kept := self._membership.kept(job))
             if kept is not None:
                 self._revisions.pop(job, None)
+                kept.work.over_at = self._wall_clock()
                 with contextlib.suppress(WritesRefusedError, UncertainError):  # then all of the world stays
                     await keep_work(self._store, kept, guard)
             else:

@@ -16,6 +16,7 @@
     replace a b                       the launcher starts b in the place of a, and b joins
     pass 30                           so many seconds pass
     takeover                          another coordinator goes on from what the store has
+    rest 1000                         the same, and for so many seconds no process of the job was there
 
 Each line after `----` is a world with its members by rank (`*` marks those whose state does not count), a process that
 is refused, or that now waits for one that holds the state. A report of a bug can be pasted in.
@@ -61,6 +62,8 @@ class Work(Elastic):
                 self._sync()
             elif word == "takeover":
                 self._take_over()
+            elif word == "rest":
+                self._take_over(float(names[0]))
             elif word == "replace":
                 old = self._started.get(names[0], (self._rank(names[0]), 0))
                 self._started[names[1]] = old[0], old[1] + 1
@@ -130,13 +133,13 @@ class Work(Elastic):
         ended = RankEnded("digits", 99, "node-a", sum(name.encode()), "exit code 0", incarnation=99, well=True)
         self.take(self.membership.rank_ended(ended, self.now_s))
 
-    def _take_over(self) -> None:
+    def _take_over(self, rested_s: float = 0.0) -> None:
         membership, self.membership = self.membership, Membership()
         gone, kept = membership.gone("digits"), membership.kept("digits")
         if gone is not None:
             self.membership.restore(self.formations[-1].record(self.epoch, SECRET), gone, self.now_s)
         elif kept is not None:
-            self.membership.restore(kept, pb.GoneRecord(epoch=self.epoch), self.now_s)
+            self.membership.restore(kept, pb.GoneRecord(epoch=self.epoch), self.now_s, rested_s)
 
     def _listen(self) -> None:
         if self.epoch > self._worlds:

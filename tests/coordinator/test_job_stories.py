@@ -10,10 +10,12 @@ from coordinator_builders import request
 from takeover_model import settle
 from test_elastic_worlds import Elastic
 
+from horovod.base.errors import WorldCode, code_of
 from horovod.base.telemetry.prometheus import text_of
 from horovod.coordinator.core.world import story as told
 from horovod.coordinator.core.world.effects import Effect, Formed, Gone
 from horovod.coordinator.core.world.story import FORMED, LEFT, LOST, OVER, TAKEN_OVER, WAITS, Moment, Story
+from horovod.coordinator.core.world.work import NEW_RUN_S
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.outbox import Outbox
 from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError
@@ -264,6 +266,42 @@ def test_it_goes_on_at_another_coordinator(is_written: bool) -> None:
         assert [entry.event for entry in kept.entries] == [FORMED, LOST, TAKEN_OVER, LEFT, OVER]
         assert list(hubs[1].stories.entries("digits")) == list(kept.entries), "also when it is over"
         await hubs[1].stop()
+
+    asyncio.run(asyncio.wait_for(play(), 30))
+
+
+def test_a_job_whose_work_is_done_begins_a_new_training_after_a_rest() -> None:
+    """Whoever comes before that is refused, and counts as a sign that something starts what has ended again."""
+
+    async def play() -> None:
+        hub = Hub(MemoryStore())
+        now_s = 1e9
+        hub._worlds._wall_clock = lambda: now_s
+
+        async def come(member_id: str) -> str:
+            """Why it is refused; "" once it is in a world."""
+            assert await hub.serve("digits") == ""
+            stream: EventOutbox = Outbox(100)
+            if refusal := hub.join(request(member_id, size=1, sizes=(1, 1)), stream):
+                await settle()
+                return refusal
+            while not any(event.HasField("world") for event in await stream.take()):
+                pass
+            return ""
+
+        assert await come("m0") == ""
+        hub.received("m0", 1)
+        for work in (pb.Work(epoch=1, committed=True), pb.Work(epoch=1, done=True)):
+            hub.reported("m0", pb.MemberMessage(work=work))
+        hub.leave("m0", "the script ended")
+        await settle()
+        for number in range(1, 4):
+            now_s += NEW_RUN_S - 1
+            assert code_of(await come(f"m{number}")) is WorldCode.JOB_DONE
+            assert hub.serving.guard("digits") is None
+        now_s += NEW_RUN_S
+        assert await come("m4") == ""
+        await hub.stop()
 
     asyncio.run(asyncio.wait_for(play(), 30))
 

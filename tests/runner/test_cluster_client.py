@@ -161,17 +161,19 @@ def test_a_job_is_followed_through_an_absence_that_is_longer_than_the_patience()
     """Its ranks may have ended meanwhile. Who follows it has its exit status from the next coordinator."""
     streams: list[int] = []
     notes: list[str] = []
+    has_record = asyncio.Event()
 
     async def follow(requests: Any, context: Any) -> None:
         streams.append(len(streams))
         if len(streams) == 1:
             await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
+            await has_record.wait()  # else the end of the stream may overtake it
         if len(streams) < 4:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "No coordinator serves.")
         await context.write(jobs_pb2.JobEvent(ended=jobs_pb2.JobEnded()))
 
     async def body(cluster: ClusterClient) -> None:
-        await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, no_output, notes.append)
+        await cluster.follow(jobs_pb2.Open(job="j"), lambda record: has_record.set(), no_output, notes.append)
         assert len(streams) == 4
         (note,) = notes
         assert "waits up to 60 s" in note
@@ -184,18 +186,18 @@ def test_a_coordinator_that_is_away_is_not_waited_for_without_end(ends: bool) ->
     """A person who has asked for the end of the job waits for it for no longer than for an answer to that."""
 
     async def follow(requests: Any, context: Any) -> None:
-        if not answered:
-            answered.append(True)
+        if not has_record.is_set():
             await context.write(jobs_pb2.JobEvent(record=jobs_pb2.JobRecord(id="j")))
+            await has_record.wait()
         await context.abort(grpc.StatusCode.UNAVAILABLE, "No coordinator serves.")
 
-    answered: list[bool] = []
+    has_record = asyncio.Event()
 
     async def body(cluster: ClusterClient) -> None:
         if ends:
             cluster.follow_less()
         with pytest.raises(ClusterError, match=ends_with(ClusterCode.CLUSTER_SILENT, "horovodrun logs -f j")):
-            await cluster.follow(jobs_pb2.Open(job="j"), lambda record: None, no_output)
+            await cluster.follow(jobs_pb2.Open(job="j"), lambda record: has_record.set(), no_output)
 
     served(body, 0.1, 600.0 if ends else 0.1, Follow=follow)
 

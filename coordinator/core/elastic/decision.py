@@ -117,7 +117,9 @@ def _before(lost: Exit, observed: Observed) -> str:
     """How the process has failed that was there last before this one found the state lost: what a person must look at.
     The exit code of the job tells that the state is lost, however many processes held it.
     """
-    earlier = [one for one in observed.exits if one.failed and not one.state_lost and one.incarnation < lost.incarnation]
+    earlier = [
+        one for one in observed.exits if one.failed and not one.state_lost and one.incarnation < lost.incarnation
+    ]
     return f" Before that, slot {earlier[-1].slot} {earlier[-1].how or 'failed'}." if earlier else ""
 
 

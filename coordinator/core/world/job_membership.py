@@ -37,7 +37,7 @@ from .rendezvous import LastWorld, Rendezvous
 from .sight import Sight
 from .sizes import sizes_of, sizes_of_world
 from .unconnected import Unconnected, to_go, told
-from .work import JobWork, Lost, Verdict
+from .work import NEW_RUN_S, JobWork, Lost, Verdict
 
 
 class JobMembership:
@@ -69,11 +69,15 @@ class JobMembership:
         agent_s: Callable[[str, int], float],
         now_s: float,
         host_goes: Callable[[str, int, int], bool],
+        rested_s: float = 0.0,
     ) -> JobMembership:
-        """As another coordinator left it. No member is present where all of the world are gone."""
+        """As another coordinator left it. No member is present where all of the world are gone. rested_s: as
+        `JobWork.rested_s`.
+        """
         job = cls(record.world.job, None, agent_s, host_goes)
         facts = [record.work, gone.work] if gone.HasField("work") else [record.work]
         job._run(Liveness.restored(record, gone, agent_s, now_s), JobWork.restored(*facts))
+        job._work.rested_s = rested_s
         for one in gone.gone:
             if one.may_live and (lost := job.liveness.of_rank(one.rank)) is not None:
                 job._work.lost(lost, one.sentence, may_live=True)
@@ -137,6 +141,8 @@ class JobMembership:
         """As `Membership.join`. is_in_use: another member, of whatever job, has its member id."""
         claim = None if is_in_use else self.rendezvous.prove(request)
         effects: list[Effect] = []
+        if self.is_over and self.rendezvous.last is not None and self._work.is_new_run(request):
+            self._work.begins_anew(self.rendezvous.last.epoch + 1)
         if not is_in_use and (earlier := self._earlier_attempt(request, claim)) is not None:
             # The same process tries again; the end of its earlier attempt has not been seen here yet. No world may
             # form between the two.
@@ -566,7 +572,10 @@ class JobMembership:
     def _done_in_words(self) -> str:
         sentence = f"The members of job {self.name!r} have done its work, so no further process is needed."
         if self._work.done:
-            sentence += " To train once more, give the job another name (HOROVOD_JOB)."
+            sentence += (
+                " To train once more, give the job another name (HOROVOD_JOB), or start it when no process of it has "
+                f"come for {NEW_RUN_S / 60:g} minutes."
+            )
         return coded(WorldCode.JOB_DONE, sentence)
 
     def _dismissed(self) -> list[Effect]:

@@ -140,11 +140,13 @@ class Membership:
 
     # -- taking over -------------------------------------------------------------------------------------------------
 
-    def restore(self, record: pb.WorldRecord, gone: pb.GoneRecord, now_s: float) -> list[pb.JoinRequest]:
+    def restore(
+        self, record: pb.WorldRecord, gone: pb.GoneRecord, now_s: float, rested_s: float = 0.0
+    ) -> list[pb.JoinRequest]:
         """Another coordinator had this world. Its members that are not gone are away from now on. Returns them, and
-        those on their way to the next world.
+        those on their way to the next world. rested_s: for how long the job has had no process.
         """
-        job = JobMembership.restored(record, gone, self._agent_s, now_s, self._host_goes)
+        job = JobMembership.restored(record, gone, self._agent_s, now_s, self._host_goes, rested_s)
         self._remember(job)
         if job.is_over:
             return []

@@ -255,8 +255,10 @@ class Rendezvous:
             return frozenset()
         if self.work.holder(members) is not None:
             return frozenset(one.member_id for one in members if not self.work.holds(one))
-        old = self.waiting.claim_of.keys()
-        return frozenset(one.member_id for one in members if one.member_id not in old) if old else frozenset()
+        if old := self.waiting.claim_of.keys():
+            return frozenset(one.member_id for one in members if one.member_id not in old)
+        older = frozenset(one.member_id for one in members if self.work.is_older(one))
+        return older if len(older) < len(members) else frozenset()
 
     def _are_enough(self, first: pb.JoinRequest, now_s: float) -> bool:
         sizes, count = sizes_of(first), len(self.waiting)

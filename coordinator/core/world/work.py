@@ -6,6 +6,8 @@ without a word.
     none does, and one may come that does       those that wait wait for it, for as long as their patience lasts
     none does, and none can come                those that wait are refused (`state-lost`), or begin anew where they may
     the work is done                            whoever comes without the state is refused: it has nothing to do
+    the same, and the job had no process for    a process that has never been in a world begins a new training: whoever
+    NEW_RUN_S                                   starts a job again under its name wants that
 
 A process holds the state if that has commits and was made equal on all ranks in the latest world in which a member
 committed, or in a later one. A process without which the others went on and committed has a state that nobody wants.
@@ -37,6 +39,8 @@ from .present import Present
 
 USUAL_PATIENCE_S = 600.0
 WORD_S = 10.0  # for an agent to come back to a coordinator that was away, and say how processes have ended
+# Kubernetes and systemd start what has ended again within five minutes, and each such start begins this time anew.
+NEW_RUN_S = 900.0
 _MOST_ENDS = 256  # of processes, that are remembered until their losses are noticed
 ANEW = "HOROVOD_ELASTIC_BEGIN_ANEW=1"
 
@@ -73,6 +77,7 @@ class JobWork:
     done: bool = False  # a member has said so
     last_loss: str = ""  # the sentence about the member that was lost last
     first_epoch: int = 0  # of the training, where it has begun anew: older states are none of it
+    rested_s: float = 0.0  # for how long the job had no process before the first one came again
     _absent: dict[str, Present] = field(default_factory=dict)  # by member id: lost, and may come back with the state
     _untold: dict[str, Present] = field(default_factory=dict)  # by member id: gone, and their agents have not said how
     _ends: deque[RankEnded] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
@@ -115,10 +120,16 @@ class JobWork:
         return before != (self.committed_epoch, self.done)
 
     def begins_anew(self, epoch: int) -> None:
-        """A world without the state has formed, as its members may do."""
+        """A world without the state has formed, as its members may do; or a new training begins with this epoch."""
         self.committed_epoch, self.done, self.first_epoch = 0, False, epoch
+        self.last_loss = ""
         self._absent.clear()
         self._untold.clear()
+
+    def is_new_run(self, request: pb.JoinRequest) -> bool:
+        """Whether this process is the first one of a new training under the name of a job whose work was done."""
+        knows_job = request.incarnation or request.HasField("rejoin") or request.commits or request.state_epoch
+        return self.done and self.rested_s >= NEW_RUN_S and not knows_job
 
     # -- who may come --------------------------------------------------------------------------------------------------
 
@@ -162,6 +173,10 @@ class JobWork:
     def holds(self, request: pb.JoinRequest) -> bool:
         """Whether the process has all that the job has committed."""
         return request.commits > 0 and request.state_epoch >= max(self.committed_epoch, self.first_epoch)
+
+    def is_older(self, request: pb.JoinRequest) -> bool:
+        """Whether the process has the state of a training before this one."""
+        return request.commits > 0 and request.state_epoch < self.first_epoch
 
     def holder(self, requests: Iterable[pb.JoinRequest]) -> pb.JoinRequest | None:
         """The first of those that hold the state with the most commits. None: none does, or there are no commits."""
