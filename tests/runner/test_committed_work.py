@@ -94,10 +94,21 @@ def begun(out: str) -> list[int]:
     [(2, KILL, "signal 9 (SIGKILL)"), (2, "raise SystemExit(1)", "exit code 1"), (1, KILL, "signal 9 (SIGKILL)")],
 )
 def test_a_job_does_not_begin_anew_when_all_fail_at_once(
-    horovodrun: Run, program: Program, count: int, end: str, how: str
+    horovodrun: Run, program: Program, tmp_path: Path, count: int, end: str, how: str
 ) -> None:
     """The exit code says that the state is lost, the last line also how the process ended that held it."""
-    done = horovodrun("-np", f"{count}", "--min-np", "1", *program(source(f"    if at == 3: {end}")))
+    here = tmp_path / "here"  # one that fails while another is in their last allreduce would leave that one behind
+    here.mkdir()
+    text = source(
+        f"""
+    if at == 3:
+        open({str(here)!r} + f"/{{rank}}", "w").close()
+        while len(os.listdir({str(here)!r})) < {count}:
+            os.sched_yield()
+        {end}
+"""
+    )
+    done = horovodrun("-np", f"{count}", "--min-np", "1", *program(text))
     assert done.returncode == STATE_LOST_EXIT, done.stderr
     assert begun(done.stdout) == [0] * count
     assert re.search(ends_with(WorldCode.STATE_LOST, "Before that, slot", how), done.stderr.splitlines()[-1])
