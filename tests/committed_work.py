@@ -11,7 +11,6 @@ which steps it has, each of them once.
     starts     a process          (before it joins)
     begins     a process          world, rank, size, step, value: with what it begins in a world, after sync()
     saves      a process          world, rank, size, step, value: it has saved that
-    commits    a process          the same: its commit() has returned, or was interrupted by newcomers
     returns    a process          the same: its elastic function has returned
     fails      a process          it is about to end by an error of its own, as the plan of the run wants
     faulted    the test           whom: a process that was killed, or told to leave, to fail or to crash
@@ -39,7 +38,6 @@ from typing import Any
 
 Record = dict[str, Any]
 STATE_LOST = "[state-lost]"
-ANEW = "begins anew"
 _CODED = re.compile(r"\[[a-z]+(-[a-z]+)+\]")
 
 
