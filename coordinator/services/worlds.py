@@ -154,9 +154,11 @@ class StoredWorlds:
             written.append(kept := self._membership.kept(job))
             if kept is not None:
                 self._revisions.pop(job, None)
-                kept.work.over_at = self._wall_clock()
+                dated = membership_pb2.WorldRecord()  # not `kept`, which is_idle compares
+                dated.CopyFrom(kept)
+                dated.work.over_at = self._wall_clock()
                 with contextlib.suppress(WritesRefusedError, UncertainError):  # then all of the world stays
-                    await keep_work(self._store, kept, guard)
+                    await keep_work(self._store, dated, guard)
             else:
                 await self.retract(job, guard)
             await self._stories.settled(job)
