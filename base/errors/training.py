@@ -104,4 +104,8 @@ class TrainingCode(ErrorCode):
         "data-service-incomplete",
         "Processes of the tf.data service did not come in time. Start all of them, or raise the timeout.",
     )
+    DATA_SERVICE_UNPROTECTED = (
+        "data-service-unprotected",
+        "Strangers could use a tf.data server on this host. Change what the error names, or accept it (--insecure).",
+    )
     FORKED_ITERATION = ("forked-iteration", "A forked child can't go on with its parent's iteration. Begin a new one.")

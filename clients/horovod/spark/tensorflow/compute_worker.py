@@ -24,7 +24,14 @@ from horovod.tensorflow.data.rendezvous import Service
 __all__ = ["main", "run"]
 
 
-def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, num_proc: int | None = None) -> None:
+def main(
+    dispatchers: int,
+    dispatcher_side: str,
+    configfile: str,
+    timeout: int,
+    num_proc: int | None = None,
+    insecure: bool = False,
+) -> None:
     """Runs the service with one worker in each of `num_proc` tasks, by default as many as Spark runs at a time.
 
     Args:
@@ -32,6 +39,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, 
         dispatcher_side: "compute" or "training".
         configfile: a file that this call makes, and removes when the service has ended.
         timeout: seconds to wait for dispatchers and workers.
+        insecure: whoever can connect to a dispatcher or worker can run code there as its user.
 
     Raises:
         ValueError: the workers can't be shared out evenly to the dispatchers.
@@ -43,7 +51,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, 
         each = workers_of_each(dispatchers, size)
         service = Service(key := secrets.token_bytes(32), each)
         stack.callback(service.close)
-        config = TfDataServiceConfig(dispatchers, each, dispatcher_side, service.addresses, key, timeout)
+        config = TfDataServiceConfig(dispatchers, each, dispatcher_side, service.addresses, key, timeout, insecure)
         config.write(configfile)
         stack.callback(Path(configfile).unlink, missing_ok=True)
         horovod.spark.run(_work, (config.to_dict(),), num_proc=size)
@@ -63,7 +71,14 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser = arguments_parser()
     parser.add_argument("--num-proc", type=int, help="number of workers; default: as many tasks as Spark runs")
     options = parser.parse_args(arguments)
-    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout, options.num_proc)
+    main(
+        options.dispatchers,
+        options.dispatcher_side,
+        options.configfile,
+        options.timeout,
+        options.num_proc,
+        options.insecure,
+    )
 
 
 if __name__ == "__main__":

@@ -8,6 +8,9 @@
 
 Workers belong to dispatchers, which share out a data set. Dispatchers run beside the workers (dispatcher_side
 "compute") or in the training processes ("training").
+
+TensorFlow's servers obey everybody. So they can be reached only by processes that have the configuration, which holds
+the service's key (fence.py, relay.py), unless the configuration says `insecure`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import base64
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ import tensorflow as tf
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank as own_rank
+from horovod.tensorflow.data.fence import Fence, Relay
 from horovod.tensorflow.data.rendezvous import Address, Client, host_address
 from horovod.tensorflow.data.waiting import wait_for_file
 
@@ -33,7 +38,10 @@ __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What both jobs know of the service. Raises ValueError for a side that is neither "compute" nor "training"."""
+    """What both jobs know of the service. Raises ValueError for a side that is neither "compute" nor "training".
+
+    insecure: whoever can connect to a dispatcher or worker, from this host or another, can run code there as its user.
+    """
 
     dispatchers: int
     workers_per_dispatcher: int
@@ -41,6 +49,7 @@ class TfDataServiceConfig:
     addresses: list[Address]
     key: bytes
     timeout: int = 60
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         if self.dispatcher_side not in ("compute", "training"):
@@ -97,12 +106,13 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
     """
     client = compute_config.compute_client()
     own = rank % compute_config.dispatchers
+    ways = _Ways(compute_config)
     with contextlib.ExitStack() as stack:
         if compute_config.dispatcher_side == "training" and rank < compute_config.dispatchers:
-            stack.callback(_start_dispatcher(client, rank)._stop)
-        address = client.wait_for_dispatcher_registration(own)
-        client.wait_for_dispatcher_worker_registration(own)
-        yield address
+            stack.enter_context(_dispatcher(client, ways, rank))
+        address = ways.to_dispatcher(own, client.wait_for_dispatcher_registration(own))
+        ways.to_workers(client.wait_for_dispatcher_worker_registration(own))
+        yield f"grpc://{address}"
 
 
 def send_to_data_service(
@@ -165,28 +175,105 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """
     client = compute_config.compute_client()
     index = own_rank()
+    ways = _Ways(compute_config)
     with contextlib.ExitStack() as stack:
         if compute_config.dispatcher_side == "compute" and index < compute_config.dispatchers:
-            stack.callback(_start_dispatcher(client, index)._stop)
+            stack.enter_context(_dispatcher(client, ways, index))
         own = index // compute_config.workers_per_dispatcher
-        address = client.wait_for_dispatcher_registration(own)
+        dispatcher = ways.to_dispatcher(own, client.wait_for_dispatcher_registration(own))
         service = tf.data.experimental.service
-        worker = service.WorkerServer(
-            service.WorkerConfig(
-                dispatcher_address=address.partition("://")[2],
-                worker_address=f"{host_address()}:%port%",
-                heartbeat_interval_ms=1000,
-                dispatcher_timeout_ms=compute_config.timeout * 1000,
+
+        def start(port: int, address: str) -> Any:
+            return service.WorkerServer(
+                service.WorkerConfig(
+                    dispatcher_address=dispatcher,
+                    worker_address=address,
+                    port=port,
+                    heartbeat_interval_ms=1000,
+                    dispatcher_timeout_ms=compute_config.timeout * 1000,
+                )
             )
-        )
-        stack.callback(worker._stop)
-        client.register_worker_for_dispatcher(own, index)
+
+        address = stack.enter_context(ways.server(_worker_name(index), start))
+        client.register_worker_for_dispatcher(own, index, address)
         with contextlib.suppress(ConnectionError):  # the server is gone, and so is the job
             client.wait_for_shutdown()
 
 
-def _start_dispatcher(client: Client, index: int) -> Any:
-    dispatcher = tf.data.experimental.service.DispatchServer()
-    port = dispatcher.target.rpartition(":")[2]
-    client.register_dispatcher(index, f"grpc://{host_address()}:{port}")
-    return dispatcher
+class _Ways:
+    """How this process reaches the servers of a service, and lets others reach its own."""
+
+    def __init__(self, config: TfDataServiceConfig) -> None:
+        self._workers_of_each = config.workers_per_dispatcher
+        self._relay = None if config.insecure else Relay.own()
+        self._service = self._relay.service(config.key, config.timeout) if self._relay else ""
+
+    def to_dispatcher(self, dispatcher: int, address: str) -> str:
+        """What TensorFlow in this process connects to, of a dispatcher that was registered with that address."""
+        place = address.partition("://")[2]
+        if self._relay is None:
+            return place
+        self._relay.found(self._service, _dispatcher_name(dispatcher), place)
+        return self._relay.path(self._service, _dispatcher_name(dispatcher))
+
+    def to_workers(self, addresses: dict[int, str]) -> None:
+        """TensorFlow in this process can connect to these workers."""
+        for worker, address in addresses.items() if self._relay else ():
+            self._relay.path(self._service, _worker_name(worker))
+            self._relay.found(self._service, _worker_name(worker), address.partition("://")[2])
+
+    def expect_workers(self, dispatcher: int) -> None:
+        """A dispatcher of this process may call its workers before anybody has told where they are: its calls wait."""
+        first = dispatcher * self._workers_of_each
+        for worker in range(first, first + self._workers_of_each) if self._relay else ():
+            self._relay.path(self._service, _worker_name(worker))
+
+    @contextlib.contextmanager
+    def server(self, name: str, start: Callable[[int, str], Any]) -> Iterator[str]:
+        """Runs a server of TensorFlow's that `start` makes. Yields the address under which it is registered.
+
+        start: takes a port and the address that TensorFlow tells other processes.
+        """
+        if self._relay is None:
+            server = start(0, f"{host_address()}:%port%")
+            try:
+                yield f"grpc://{host_address()}:{server._server.bound_port()}"
+            finally:
+                server._stop()
+            return
+        fence = Fence()
+        try:
+            with self._relay.serve(self._service, name, fence) as address:
+                server = start(fence.port, self._relay.path(self._service, name))
+                try:
+                    fence.check()
+                    yield f"relay://{address}"
+                finally:
+                    server._stop()
+        finally:
+            fence.close()
+
+
+def _worker_name(index: int) -> str:
+    return f"worker-{index}"
+
+
+def _dispatcher_name(index: int) -> str:
+    return f"dispatcher-{index}"
+
+
+@contextlib.contextmanager
+def _dispatcher(client: Client, ways: _Ways, index: int) -> Iterator[None]:
+    def start(port: int, _: str) -> Any:
+        service = tf.data.experimental.service
+        return service.DispatchServer(service.DispatcherConfig(port=port))
+
+    def tell() -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):  # who needs the workers is told the same
+            ways.to_workers(client.wait_for_dispatcher_worker_registration(index))
+
+    with ways.server(_dispatcher_name(index), start) as address:
+        ways.expect_workers(index)
+        client.register_dispatcher(index, address)
+        threading.Thread(target=tell, name="tf-data-workers", daemon=True).start()
+        yield

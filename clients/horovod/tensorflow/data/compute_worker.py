@@ -21,8 +21,8 @@ from horovod.tensorflow.data.compute_service import TfDataServiceConfig, compute
 from horovod.tensorflow.data.rendezvous import Service
 
 
-def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) -> None:
-    """Calls hvd.init(), and leaves hvd.shutdown() to the caller.
+def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int, insecure: bool = False) -> None:
+    """Calls hvd.init(), and leaves hvd.shutdown() to the caller. insecure: as TfDataServiceConfig's.
 
     Raises ValueError as `workers_of_each`.
     """
@@ -34,7 +34,7 @@ def main(dispatchers: int, dispatcher_side: str, configfile: str, timeout: int) 
         if rank == 0:
             service = Service(key := secrets.token_bytes(32), each)
             stack.callback(service.close)
-            config = TfDataServiceConfig(dispatchers, each, dispatcher_side, service.addresses, key, timeout)
+            config = TfDataServiceConfig(dispatchers, each, dispatcher_side, service.addresses, key, timeout, insecure)
             config.write(configfile)
             stack.callback(Path(configfile).unlink, missing_ok=True)
         compute_worker_fn(hvd.broadcast_object(config, name="TfDataServiceConfig"))
@@ -59,6 +59,12 @@ def arguments_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dispatchers", type=int, default=1, help="number of dispatchers, a divisor of -np")
     parser.add_argument("--dispatcher-side", default="compute", choices=["compute", "training"])
     parser.add_argument("--timeout", type=int, default=60, help="seconds to wait for dispatchers and workers")
+    parser.add_argument(
+        "--insecure",
+        action="store_true",
+        help="let everybody who can connect to a dispatcher or worker, from this host or another, run code there as "
+        "its user; without it they need the key in the configuration file",
+    )
     return parser
 
 
@@ -66,7 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     options = arguments_parser().parse_args(arguments)
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # GPUs are for training
-    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout)
+    main(options.dispatchers, options.dispatcher_side, options.configfile, options.timeout, options.insecure)
     hvd.shutdown()
 
 

@@ -35,7 +35,7 @@ class Board:
         self._workers_per_dispatcher = workers_per_dispatcher
         self._changed = threading.Condition()
         self._dispatchers: dict[int, str] = {}
-        self._workers: dict[int, set[int]] = {}
+        self._workers: dict[int, dict[str, str]] = {}  # of each dispatcher, by number; JSON has no other names
         self._ended = False
 
     def answer(self, request: dict[str, Any]) -> Any:
@@ -46,7 +46,7 @@ class Board:
                 case "dispatcher":
                     self._dispatchers[index] = request["address"]
                 case "worker":
-                    self._workers.setdefault(index, set()).add(request["worker"])
+                    self._workers.setdefault(index, {})[str(request["worker"])] = request.get("address", "")
                 case "shutdown":
                     self._ended = True
                 case "wait for dispatcher":
@@ -59,6 +59,7 @@ class Board:
                         request,
                         f"all {wanted} workers of dispatcher {index} (there are {len(self._workers.get(index, ()))})",
                     )
+                    return self._workers.get(index, {})
                 case "wait for shutdown":
                     self._changed.wait_for(lambda: self._ended)
                 case _:
@@ -154,13 +155,16 @@ class Client:
         """The dispatcher's address, once it is registered. Raises TimeoutError."""
         return str(self._ask(timeout, kind="wait for dispatcher", dispatcher=dispatcher_id))
 
-    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
-        """A worker of a dispatcher is ready."""
-        self._ask(kind="worker", dispatcher=dispatcher_id, worker=worker_id)
+    def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int, worker_address: str = "") -> None:
+        """A worker of a dispatcher is ready; its relay listens there."""
+        self._ask(kind="worker", dispatcher=dispatcher_id, worker=worker_id, address=worker_address)
 
-    def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float | None = None) -> None:
-        """Returns when all workers of a dispatcher are ready. Raises TimeoutError."""
-        self._ask(timeout, kind="wait for workers", dispatcher=dispatcher_id)
+    def wait_for_dispatcher_worker_registration(
+        self, dispatcher_id: int, timeout: float | None = None
+    ) -> dict[int, str]:
+        """Returns when all workers of a dispatcher are ready: their addresses, by number. Raises TimeoutError."""
+        found = self._ask(timeout, kind="wait for workers", dispatcher=dispatcher_id)
+        return {int(worker): str(address) for worker, address in found.items()}
 
     def wait_for_shutdown(self) -> None:
         """Returns when somebody calls `shutdown`; ConnectionError when the service is gone."""
