@@ -218,15 +218,17 @@ class _Ways:
 
     def to_workers(self, addresses: dict[int, str]) -> None:
         """TensorFlow in this process can connect to these workers."""
-        for worker, address in addresses.items() if self._relay else ():
-            self._relay.path(self._service, _worker_name(worker))
-            self._relay.found(self._service, _worker_name(worker), address.partition("://")[2])
+        if self._relay is not None:
+            for worker, address in addresses.items():
+                self._relay.path(self._service, _worker_name(worker))
+                self._relay.found(self._service, _worker_name(worker), address.partition("://")[2])
 
     def expect_workers(self, dispatcher: int) -> None:
         """A dispatcher of this process may call its workers before anybody has told where they are: its calls wait."""
-        first = dispatcher * self._workers_of_each
-        for worker in range(first, first + self._workers_of_each) if self._relay else ():
-            self._relay.path(self._service, _worker_name(worker))
+        if self._relay is not None:
+            first = dispatcher * self._workers_of_each
+            for worker in range(first, first + self._workers_of_each):
+                self._relay.path(self._service, _worker_name(worker))
 
     @contextlib.contextmanager
     def server(self, name: str, start: Callable[[int, str], Any]) -> Iterator[str]:

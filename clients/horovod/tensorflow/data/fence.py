@@ -4,8 +4,8 @@ TensorFlow's server listens on all addresses and obeys whoever connects. So a `F
 shares out the connections to a port among the sockets of one user that ask for it (SO_REUSEPORT, socket(7)), and a BPF
 program may choose the socket. Ours gives TensorFlow the connections from 127.0.0.0/8 that have one source port, and the
 fence all others, which it ends. A socket of this process holds that source port, so no other user can bind it. Linux
-itself drops packets of other hosts that claim an address in 127.0.0.0/8 (RFC 1122, 3.2.1.3 g). Only the relay, relay.py,
-connects from that port, for peers that have proven the key.
+drops packets of other hosts that claim an address in 127.0.0.0/8 (RFC 1122, 3.2.1.3 g). Only the relay (relay.py) uses
+that source port, for peers that have proven the key.
 
 TensorFlow's client gets the address `unix:/proc/self/fd/1013/...`. The number is a folder that only this user can open,
 with a socket of the relay for each server. A worker tells one address to all processes of a service; in each of them

@@ -144,22 +144,22 @@ class Relay:
 
     async def _outward(self, own: socket.socket, service: Service, name: str) -> None:
         reader, writer = await _streams(own)
-        peer: asyncio.StreamWriter | None = None
+        writers = [writer]
         try:
             address = await asyncio.wait_for(asyncio.shield(service.address(name)), service.timeout_s)
             try:
                 hello = self._hello_to(address, service, name)
-                from_peer, peer = await asyncio.wait_for(hello, _HELLO_TIMEOUT_S)
+                from_peer, to_peer = await asyncio.wait_for(hello, _HELLO_TIMEOUT_S)
             except (OSError, EOFError, StrangerError, asyncio.TimeoutError) as error:
                 self._say(f"{name} at {address[0]}:{address[1]} can't be used: {error or 'it does not answer'}")
                 return
-            await _pass_on(reader, writer, from_peer, peer)
+            writers.append(to_peer)
+            await _pass_on(reader, writer, from_peer, to_peer)
         except (OSError, asyncio.TimeoutError):
             pass  # TensorFlow sees its connection end, and tries again as long as it likes
         finally:
-            for one in (writer, peer):
-                if one is not None:
-                    one.close()
+            for one in writers:
+                one.close()
 
     async def _hello_to(self, address: tuple[str, int], service: Service, name: str) -> _Streams:
         reader, writer = await asyncio.open_connection(*address, ssl=self._client_tls, limit=_BUFFER_BYTES)

@@ -4,11 +4,13 @@ One line of JSON each way on a connection of its own, after a challenge:
 
     service: {"challenge": C}    client: {"request": R, "proof": HMAC(key, C, R)}    service: {"reply": A, "proof": ...}
 
-A service that is gone ends all waiting with ConnectionError.
+A service that is gone ends all waiting with ConnectionError. A connection without a proof takes a seat from others of
+its kind only (base/seats.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -21,11 +23,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.base.seats import Seats, peer_of
 
 Address = tuple[str, int]
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MOST_BYTES: Final = 1 << 16
+_MOST_UNPROVEN: Final = 64  # connections, each of which takes a thread
+_MOST_UNPROVEN_OF_PEER: Final = 32
 
 
 class Board:
@@ -101,6 +106,7 @@ class Service:
                 request = message.get("request", "")
                 if not hmac.compare_digest(message.get("proof", ""), _proof(key, challenge, request)):
                     return
+                server.leave(self.connection)
                 self.connection.settimeout(None)  # the other side has the deadline
                 try:
                     reply = {"value": board.answer(json.loads(request))}
@@ -116,12 +122,30 @@ class Service:
             allow_reuse_address = True
             daemon_threads = True
             block_on_close = False
+            seats: Seats[socket.socket] = Seats(_MOST_UNPROVEN, _MOST_UNPROVEN_OF_PEER)
+            lock = threading.Lock()
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                with self.lock:
+                    going = self.seats.take(peer_of(client_address[0]), request)
+                if going is not None:
+                    with contextlib.suppress(OSError):
+                        going.shutdown(socket.SHUT_RDWR)  # its thread ends it
+                super().process_request(request, client_address)
+
+            def leave(self, connection: socket.socket) -> None:
+                with self.lock:
+                    self.seats.leave(connection)
+
+            def shutdown_request(self, request: Any) -> None:
+                self.leave(request)
+                super().shutdown_request(request)
 
             def handle_error(self, request: Any, client_address: Any) -> None:
                 """A client that is gone, or is none: it learns nothing, and this side goes on."""
 
         self._board = board
-        self._server = Server(("", 0), Handler)
+        self._server = server = Server(("", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="tf-data-rendezvous", daemon=True)
         self._thread.start()
 
