@@ -88,3 +88,19 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_config(tmp_path / "none.yaml")
     with pytest.raises(ValueError, match=ends_with(LaunchCode.WRONG_CONFIG_FILE, tmp_path, "Is a directory")):
         read_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["[{}]", "{{<<: [{}]}}"], ids=["lists", "merges"])
+def test_aliases_that_come_to_far_more_than_the_file_are_refused(tmp_path: Path, value: str) -> None:
+    """Each level names the one above nine times: 9^8 values come of some hundred bytes."""
+    levels = [f"b{n + 1}: &b{n + 1} {value.format(', '.join([f'*b{n}'] * 9))}" for n in range(8)]
+    path = tmp_path / "config.yaml"
+    path.write_text("\n".join(["b0: &b0 {x: y}", *levels]))
+    with pytest.raises(ValueError, match=ends_with(LaunchCode.WRONG_CONFIG_FILE, "config.yaml", "alias")):
+        read_config(path)
+
+
+def test_aliases_and_merges_of_an_ordinary_file_are_values(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("params: &params\n  cache_capacity: 7\ntimeline:\n  filename: a\nparams: {<<: *params}\n")
+    assert read_config(path)["HOROVOD_CACHE_CAPACITY"] == "7"

@@ -11,6 +11,7 @@ import yaml
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import Setting
 from horovod.base.settings import SETTINGS
+from horovod.launch.cluster.job_file.located import MAX_EXPANDED, expanded
 
 _CONTROLLERS = ("gloo", "mpi")
 
@@ -19,12 +20,12 @@ def read_config(path: str | Path) -> dict[str, str]:
     """The environment variables for the file's settings. ValueError with a sentence for anything else in it."""
     where = f"The configuration file {str(path)!r}"
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = _content(Path(path).read_text(encoding="utf-8"), where)
     except OSError as error:
         raise _wrong(f"{where} cannot be read: {error.strerror}.") from error
     except UnicodeDecodeError as error:
         raise _wrong(f"{where} cannot be read: it is not UTF-8 text.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise _wrong(f"{where} is not YAML: {' '.join(str(error).split())}.") from error
     if content is None:
         return {}
@@ -49,6 +50,21 @@ def read_config(path: str | Path) -> dict[str, str]:
         elif keys is not None:
             raise _wrong(f"{where} has {section!r} with the value {keys!r}: expected keys below it.")
     return environ
+
+
+def _content(text: str, where: str) -> Any:
+    """As yaml.safe_load, of a file whose aliases and merges come to a bounded size."""
+    loader = yaml.SafeLoader(text)
+    try:
+        node = loader.get_single_node()
+        if node is not None and expanded(node, {}) > MAX_EXPANDED:
+            raise _wrong(
+                f"{where} names values again so often (`*alias`, `<<: *alias`) that it would come to more than "
+                f"{MAX_EXPANDED >> 20} MiB. Write out what is needed."
+            )
+        return None if node is None else loader.construct_document(node)
+    finally:
+        loader.dispose()
 
 
 def _wrong(sentence: str) -> ValueError:

@@ -118,7 +118,7 @@ class Relay:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(program), str(self._folder)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd="/",
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},

@@ -104,9 +104,10 @@ class Relay:
                 listener = socket.socket(fileno=descriptors[0])
                 self._start(self._accept_local(listener, self._services[order["id"]], order["name"]))
             case "address":
-                known = self._services[order["id"]].address(order["name"])
-                if not known.done():
-                    known.set_result((order["host"], int(order["port"])))
+                service, name = self._services[order["id"]], order["name"]
+                if service.address(name).done():  # another server has taken the place of that one
+                    del service.addresses[name]
+                service.address(name).set_result((order["host"], int(order["port"])))
             case "serve":
                 listener, fence = (socket.socket(fileno=descriptor) for descriptor in descriptors)
                 tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -122,6 +122,7 @@ class Service:
             allow_reuse_address = True
             daemon_threads = True
             block_on_close = False
+            request_queue_size = 128  # five would make honest processes wait for seconds behind a few strangers
             seats: Seats[socket.socket] = Seats(_MOST_UNPROVEN, _MOST_UNPROVEN_OF_PEER)
             lock = threading.Lock()
 

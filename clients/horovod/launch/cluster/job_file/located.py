@@ -47,7 +47,7 @@ def load(text: str, name: str) -> Located:
             node = loader.get_single_node()
             if node is None:
                 raise LineError([f"{name} is empty."])
-            if _expanded(node, {}) > MAX_EXPANDED:
+            if expanded(node, {}) > MAX_EXPANDED:
                 sentence = (
                     f"{name} names values again so often (`*alias`) that it would come to more than "
                     f"{MAX_EXPANDED >> 20} MiB. Write out what is needed."
@@ -66,16 +66,18 @@ def load(text: str, name: str) -> Located:
         raise LineError([f"{name} is not YAML: {' '.join(str(error).split())}."]) from error
 
 
-def _expanded(node: Any, known: dict[int, int]) -> int:
-    """known: sizes of values by the identity of their nodes, so that each is visited once."""
+def expanded(node: Any, known: dict[int, int]) -> int:
+    """How many characters come of the node if each alias, of a merge (`<<: *alias`) too, is replaced by its value.
+
+    known: sizes of values by the identity of their nodes, so that each is visited once."""
     if id(node) not in known:
         known[id(node)] = 0  # of a value that contains itself, which is told by its line later
         if isinstance(node, yaml.ScalarNode):
             parts = len(node.value)
         elif isinstance(node, yaml.MappingNode):
-            parts = sum(_expanded(one, known) for pair in node.value for one in pair)
+            parts = sum(expanded(one, known) for pair in node.value for one in pair)
         else:
-            parts = sum(_expanded(one, known) for one in node.value)
+            parts = sum(expanded(one, known) for one in node.value)
         known[id(node)] = _VALUE + parts
     return known[id(node)]
 
