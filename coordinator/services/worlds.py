@@ -151,8 +151,8 @@ class StoredWorlds:
             return not is_news and not self._membership.knows(job)
 
         async def retract(guard: Guard) -> None:
-            written.append(kept := self._membership.kept(job))
-            if kept is not None:
+            written.append(self._membership.kept(job))
+            if (kept := self._membership.kept(job)) is not None:
                 self._revisions.pop(job, None)
                 dated = membership_pb2.WorldRecord()  # not `kept`, which is_idle compares
                 dated.CopyFrom(kept)
