@@ -17,7 +17,7 @@ import pytest
 from installing import ROOT, environment, run
 
 pytestmark = pytest.mark.timeout(900)
-OLDEST_GRPC = "grpcio==1.49.1"  # the floor in pyproject.toml
+OLDEST_GRPC = "grpcio==1.66.2"  # the floor in pyproject.toml
 WORLD = """
 import grpc, google.protobuf
 from google.protobuf.internal import api_implementation
@@ -43,7 +43,7 @@ print(hvd.rank(), hvd.size(), google.protobuf.__version__, grpc.__version__, api
 )
 def test_every_protobuf_and_grpcio(packages: list[str], implementation: str, wheel: Path, tmp_path: Path) -> None:
     """How protobuf is implemented is a user's choice: a well-known remedy is `..._IMPLEMENTATION=python`."""
-    if sys.version_info >= (3, 12) and OLDEST_GRPC in packages:
+    if sys.version_info >= (3, 13) and OLDEST_GRPC in packages:
         pytest.skip("that grpcio has no wheels for this Python")
     chosen = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": implementation}
     program = tmp_path / "world.py"
