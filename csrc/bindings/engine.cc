@@ -32,10 +32,19 @@ py::tuple describe(const OpSpec& spec, int process_set) {
                         spec.prescale, spec.postscale, spec.root, process_set, static_cast<int>(spec.device));
 }
 
-// A reference that the engine may let go of on any thread.
+bool interpreter_ends() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return !Py_IsInitialized() || Py_IsFinalizing();
+#else
+  return !Py_IsInitialized() || _Py_IsFinalizing();
+#endif
+}
+
+// A reference that the engine may let go of on any thread. Before 3.14 Python ends a thread that asks for the GIL while
+// the interpreter ends, and it does so by unwinding: in a deleter, which may not throw, that would abort the process.
 KeepAlive keep_alive(py::object object) {
   return {object.release().ptr(), [](void* reference) {
-            if (!Py_IsInitialized()) return;  // the process ends
+            if (interpreter_ends()) return;  // and with it all objects
             const py::gil_scoped_acquire gil;
             Py_XDECREF(static_cast<PyObject*>(reference));
           }};
