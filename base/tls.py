@@ -1,4 +1,6 @@
-"""What the two sides of TLS share: a handshake in memory, by which each side checks its files before it uses them."""
+"""What the two sides of TLS share: a handshake in memory, by which each side checks its files before it uses them, and
+files without a name, for certificates that a program makes for itself.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,18 @@ def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext, host: str | None
             except ssl.SSLWantReadError:
                 continue
             ends.remove(end)
+
+
+def unnamed_file(content: bytes) -> tuple[int, str]:
+    """A file in memory that only this user can open: the descriptor, which its owner closes, and a path to it.
+
+    It has no name, since no file with one would be removed when the process is killed. The path is good in this process
+    and in those that inherit the descriptor.
+    """
+    descriptor = os.memfd_create("horovod-tls")
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, content)
+    return descriptor, f"/proc/self/fd/{descriptor}"
 
 
 def no_password() -> str:

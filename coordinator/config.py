@@ -26,6 +26,7 @@ class CoordinatorConfig:
     insecure: serves strangers of other hosts, too, and shows them the pages.
     advertise: HOST:PORT where members and other coordinators of the store reach this one; `listen` by default.
     tls: the certificate by which members know the coordinator, and whose members it takes.
+    proves_token: shows members that it knows the token before they show theirs, over the certificate of `tls`.
     tls_advice: the end of the warning of a token that travels in the clear: how to get TLS.
     open_store: what it opens is closed with the coordinator.
     services: what else is served here, such as the way of a function to the ranks of horovod.run.
@@ -42,6 +43,7 @@ class CoordinatorConfig:
     insecure: bool = False
     advertise: str | None = None
     tls: ServerTls | None = None
+    proves_token: bool = False
     tls_advice: str = TLS_ADVICE
     open_store: Callable[[], Store] = MemoryStore
     services: Sequence[Service] = ()
@@ -56,4 +58,7 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         if self.web_tls and self.tls is None:
             sentence = "web_tls=True shows the pages with the coordinator's certificate, and it has none: give tls=."
+            raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
+        if self.proves_token and (self.tls is None or self.token is None):
+            sentence = "proves_token=True proves a token over a connection of TLS: give token= and tls=."
             raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))

@@ -82,7 +82,8 @@ class CoordinatorServer:
         check_exposure(address, config.token, config.tls, config.insecure)
         credentials = config.tls.credentials() if config.tls is not None else None
         peers = make_peers(config, address, store.is_shared)
-        access = Access(config.token, RateLimits(RATES))
+        certificate = config.tls.certificate() if config.proves_token and config.tls is not None else None
+        access = Access(config.token, RateLimits(RATES), certificate)
         server = make_server(config, access)
         opened.push_async_callback(self._stop_server, server)
         measured, hub, cluster = make_hubs(config, store, peers)

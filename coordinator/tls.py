@@ -71,6 +71,14 @@ class ServerTls:
         _warn_of_readers(self.key)
         return grpc.ssl_server_certificate_configuration([(key, cert)], client_ca)
 
+    def certificate(self) -> bytes:
+        """The one that clients are shown, in DER. Raises OSError with a sentence when it can't be read."""
+        first, end, _ = _read(self.cert, "certificate").decode("latin-1").partition(ssl.PEM_FOOTER)
+        try:
+            return ssl.PEM_cert_to_DER_cert(first[first.index(ssl.PEM_HEADER) :] + end)
+        except ValueError as error:
+            raise _unusable(f"The certificate {self.cert!r} can't be used: {_NOT_PEM}.") from error
+
     def stamp(self) -> Stamp:
         """Changes when a file does. OSError while one is missing."""
         return stamp((self.cert, self.key, self.client_ca, self.peer_ca))

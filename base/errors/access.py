@@ -12,9 +12,13 @@ class AccessCode(ErrorCode):
     NOT_PRIVATE = ("not-private", "Other users could have written a file that must be its owner's alone. Remove it.")
     OTHER_USER = (
         "other-user",
-        "Another user's process listens where this one looks for its coordinator. Choose another port or give a token.",
+        "Another user's process listens where this one looks for its coordinator. Choose another port, or use TLS.",
     )
-    UNKNOWN_OWNER = ("unknown-owner", "It can't be told whose process listens on an address. Give a token.")
+    UNPROVEN = (
+        "token-not-proven",
+        "What answers in place of rank 0 does not know the token of this process. Give all ranks the same token.",
+    )
+    UNKNOWN_OWNER = ("unknown-owner", "It can't be told whose process listens on an address. Use TLS.")
     UNUSABLE_CERTIFICATE = (
         "unusable-certificate",
         "A file of a certificate, of its key or of an authority can't be read or used, or does not fit the other one.",

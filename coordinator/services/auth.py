@@ -4,6 +4,9 @@ A call shows the cluster's token, which admits to everything, or that of one job
 about stands in its messages only, so a method that takes part in a job calls `admit` with the job's name before it does
 anything. What a job's token admits to at all is listed here (`OF_ONE_JOB`), so a method that forgets to ask is closed
 to its holders, not open.
+
+A client that does not know yet who answers shows no token, and asks for a proof of it instead (base/proofs.py). The
+refusal of its call has the proof, and nothing else.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import grpc
 
 from horovod.base.errors import AccessCode, coded
 from horovod.base.job_tokens import job_of
+from horovod.base.proofs import NONCE, PROOF, coordinator_proof, is_nonce
 from horovod.base.words import printable
 from horovod.coordinator.core.rates import RateLimits
 
@@ -42,13 +46,16 @@ _SENTENCE = (
 _SCHEME = "Bearer "
 
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class Access:
     """What the holders of tokens may do. Without a token of the cluster's everybody may do everything."""
 
-    def __init__(self, token: str | None, limits: RateLimits | None = None) -> None:
+    def __init__(self, token: str | None, limits: RateLimits | None = None, certificate: bytes | None = None) -> None:
+        """certificate: that of all connections, in DER, for a coordinator that proves the token; None: it does not."""
         self._token = token
+        self._certificate = certificate
         self.limits = limits or RateLimits()
         self.strangers = Strangers()
 
@@ -91,6 +98,13 @@ class Access:
             return coded(AccessCode.OTHER_JOB, sentence)
         return ""
 
+    def proof(self, nonce: bytes | str | None) -> Metadata:
+        """What the refusal of a call with this nonce has beside its sentence."""
+        text = nonce.decode("latin-1") if isinstance(nonce, bytes) else nonce
+        if self._token is None or self._certificate is None or text is None or not is_nonce(text):
+            return ()
+        return ((PROOF, coordinator_proof(self._token, self._certificate, text)),)
+
     def job_of(self, authorization: bytes | None) -> str | None:
         """The only job that a peer with this header may use; None: any job, if `refusal` admits the peer at all."""
         if self._token is None or authorization is None:
@@ -116,8 +130,11 @@ class _Doorkeeper(grpc.aio.ServerInterceptor):
         if handler is None:
             return handler
         details: Any = handler_call_details  # the stubs know less than gRPC about its fields
-        sentence = self._access.refusal(_authorization(details.invocation_metadata), details.method)
-        return _refusing(self._access.strangers, sentence) if sentence else handler
+        metadata = dict(details.invocation_metadata or ())
+        sentence = self._access.refusal(_authorization(metadata), details.method)
+        if not sentence:
+            return handler
+        return _refusing(self._access.strangers, sentence, self._access.proof(metadata.get(NONCE)))
 
 
 def _authorization(metadata: Any) -> bytes | None:
@@ -134,7 +151,7 @@ def _shown(job: str | None) -> str:
     return repr(printable(job or "")[:MAX_SHOWN])
 
 
-def _refusing(strangers: Strangers, sentence: str) -> _Handler:
+def _refusing(strangers: Strangers, sentence: str, proof: Metadata) -> _Handler:
     """A handler that says why nothing happens.
 
     It is one of streams, whatever the method has: gRPC would read the whole request of another kind first, of which a
@@ -143,6 +160,6 @@ def _refusing(strangers: Strangers, sentence: str) -> _Handler:
 
     async def refuse(_requests: Any, context: Context) -> None:
         strangers.refused(context.peer())
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, sentence)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, sentence, proof)
 
     return grpc.stream_stream_rpc_method_handler(refuse)

@@ -70,28 +70,55 @@ def no_table(*_: object) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("owners", "act", "sentence"),
+    ("given", "owners", "act", "sentence"),
     [
         (
+            None,
             lambda *_: {4_000_000},
             Credential.metadata,
             (
                 f"What listens at 127.0.0.1:1 belongs to uid 4000000, but this process to {token._user(os.geteuid())}, "
                 "and a coordinator of another user could make it do as it likes. Choose another port for your own "
-                "coordinator, or, to take part in the job of that one, set HOROVOD_TOKEN or HOROVOD_TOKEN_FILE to the "
-                "token that it was started with. [other-user]"
+                "coordinator. To take part in the job of that one, give its token (HOROVOD_TOKEN or "
+                "HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; `horovodrun certs` makes "
+                "one). [other-user]"
             ),
         ),
         (
+            "t",
+            lambda *_: {4_000_000},
+            Credential.metadata,
+            (
+                f"What listens at 127.0.0.1:1 belongs to uid 4000000, but this process to {token._user(os.geteuid())}, "
+                "and a coordinator of another user could make it do as it likes. It was not sent the token of this "
+                "process. Choose another port for your own coordinator. To take part in the job of that one, give its "
+                "token (HOROVOD_TOKEN or HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; "
+                "`horovodrun certs` makes one). [other-user]"
+            ),
+        ),
+        (
+            None,
             no_table,
             Credential.metadata,
             (
                 "It can't be told whose process listens at 127.0.0.1:1 (no table of sockets), and a coordinator of "
-                "another user could make this process do as it likes. Give the coordinator's token in HOROVOD_TOKEN or "
-                "HOROVOD_TOKEN_FILE. [unknown-owner]"
+                "another user could make this process do as it likes. Give its token (HOROVOD_TOKEN or "
+                "HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; `horovodrun certs` makes "
+                "one). [unknown-owner]"
             ),
         ),
         (
+            "t",
+            no_table,
+            Credential.metadata,
+            (
+                "It can't be told whose process listens at 127.0.0.1:1 (no table of sockets), and a coordinator of "
+                "another user could make this process do as it likes. Let it show a certificate (HOROVOD_TLS_CA). "
+                "[unknown-owner]"
+            ),
+        ),
+        (
+            None,
             lambda *_: set(),
             Credential.confirm,
             (
@@ -100,14 +127,28 @@ def no_table(*_: object) -> set[int]:
                 "HOROVOD_TOKEN_FILE. [unknown-owner]"
             ),
         ),
+        (
+            "t",
+            lambda *_: set(),
+            Credential.confirm,
+            (
+                "It can't be told whose coordinator answers at 127.0.0.1:1: no process listens there that is seen from "
+                "here. Start again; where other users could take that port, let the coordinator show a certificate "
+                "(HOROVOD_TLS_CA). [unknown-owner]"
+            ),
+        ),
     ],
 )
 def test_of_whose_coordinator_it_is(
-    owners: Callable[..., set[int]], act: Callable[[Credential], Any], sentence: str, monkeypatch: pytest.MonkeyPatch
+    given: str | None,
+    owners: Callable[..., set[int]],
+    act: Callable[[Credential], Any],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(token, "owners", owners)
     with pytest.raises(StartError) as caught:
-        act(Credential("127.0.0.1:1", None))
+        act(Credential("127.0.0.1:1", given))
     assert str(caught.value) == sentence
 
 

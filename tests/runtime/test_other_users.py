@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import Authority
 from error_codes import ends_with
 from other_user import OTHER_USER, start_as_other_user
 from runtime_harness import Program
@@ -75,6 +76,28 @@ asyncio.run(main())
 """
 
 
+# Serves every method, and prints what each call shows.
+RECORDER = """
+from concurrent.futures import ThreadPoolExecutor
+class Handlers(grpc.GenericRpcHandler):
+    def service(self, details):
+        print(details.method, details.invocation_metadata, flush=True)
+server = grpc.server(ThreadPoolExecutor(2), handlers=[Handlers()])
+print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+server.start()
+sys.stdin.readline()
+"""
+
+# A coordinator with a token and a certificate.
+SERVICE = """
+from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.tls import ServerTls
+with EmbeddedCoordinator(token="a-secret-of-this-job", tls=ServerTls(*sys.argv[1:])) as coordinator:
+    print(coordinator.address.rpartition(":")[2], flush=True)
+    sys.stdin.readline()
+"""
+
+
 @pytest.fixture
 def impostor() -> Iterator[str]:
     """The address of a coordinator that another user runs and that asks for no token."""
@@ -125,10 +148,39 @@ def test_a_member_joins_no_coordinator_of_another_user(impostor: str) -> None:
         begin(resolve({}, {"coordinator": impostor, "size": 1}))
 
 
-def test_who_gives_a_token_takes_part_in_the_job_of_another_user(impostor: str) -> None:
-    context = begin(resolve({}, {"coordinator": impostor, "size": 1, "token": "any"}))
-    assert context.world.size == 1
-    end(context)
+def test_another_user_who_listens_first_is_not_sent_a_token_that_was_given() -> None:
+    """As where HOROVOD_TOKEN is set, and the coordinator is not there yet, or not any more."""
+    with start_as_other_user(RECORDER) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        address = f"127.0.0.1:{process.stdout.readline().strip()}"
+        others = ends_with(AccessCode.OTHER_USER, address, f"uid {OTHER_USER}", "was not sent", "HOROVOD_TLS_CA")
+        with pytest.raises(StartError, match=others):
+            begin(resolve({}, {"coordinator": address, "size": 1, "token": "a-secret-of-this-user"}))
+        agent = [sys.executable, "-m", "horovod.worker.agent", "--coordinator", address, "--name", "h1"]
+        for command in (agent, [sys.executable, "-m", "horovod.launch", "ps", "--coordinator", address]):
+            environ = {**os.environ, "HOROVOD_TOKEN": "a-secret-of-this-user"}
+            run = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
+            assert run.returncode != 0
+            assert re.search(others, run.stderr), run.stderr
+        out, err = process.communicate("end\n", timeout=60)
+        assert (out, err) == ("", "")
+
+
+def test_a_certificate_shows_whose_coordinator_it_is(public_folder: Path) -> None:
+    """Another user's, such as one of a service, in whose job this user is to take part."""
+    ours = Authority(public_folder / "tls")
+    pair = ours.issue("coordinator", "127.0.0.1")
+    (public_folder / "tls").chmod(0o755)
+    for file in (pair.cert, pair.key):
+        os.chmod(file, 0o644)
+    given = {"size": 1, "token": "a-secret-of-this-job", "tls_ca": ours.file}
+    with start_as_other_user(SERVICE, pair.cert, pair.key) as process:
+        assert process.stdout is not None
+        context = begin(resolve({}, {"coordinator": f"127.0.0.1:{process.stdout.readline().strip()}", **given}))
+        assert context.world.size == 1
+        end(context)
+        process.kill()
 
 
 def test_a_name_with_two_addresses_is_not_shared_with_another_user(impostor: str) -> None:

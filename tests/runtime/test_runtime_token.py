@@ -313,6 +313,40 @@ def test_an_answer_from_where_nobody_is_seen_to_listen_is_not_believed(monkeypat
             form_threads(coordinator.address, 1)
 
 
+def test_a_given_token_goes_where_the_kernel_passes_connections_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As to a published port of a container: nobody is seen to listen, and connections are accepted."""
+    with EmbeddedCoordinator(token="given") as coordinator:
+        monkeypatch.setattr(found, "owners", lambda addresses, port: set())
+        close_all(form_threads(coordinator.address, 1, token="given"))
+
+
+def test_a_given_token_is_not_sent_while_nobody_listens() -> None:
+    """Another user could begin to, between the look and the call."""
+    with EmbeddedCoordinator(token="given") as coordinator:
+        address = coordinator.address
+    credential = found.Credential(address, "given")
+    assert credential.metadata() == ()
+    assert credential.is_outdated()
+    with pytest.raises(StartError, match=ends_with(AccessCode.UNKNOWN_OWNER, address)):
+        credential.confirm()
+    with EmbeddedCoordinator(address, token="given"):
+        assert credential.metadata() == (("authorization", "Bearer given"),)
+        assert not credential.is_outdated()
+        credential.confirm()
+
+
+def test_a_given_token_is_shown_to_root_and_to_who_has_a_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = (("authorization", "Bearer given"),)
+    monkeypatch.setattr(os, "geteuid", lambda: 1)
+    monkeypatch.setattr(found, "owners", lambda addresses, port: {0})
+    assert found.Credential("127.0.0.1:1", "given").metadata() == shown
+    monkeypatch.setattr(found, "owners", lambda addresses, port: {0, 2})
+    assert found.Credential("127.0.0.1:1", "given", has_tls=True).metadata() == shown
+    for token in (None, "given"):
+        with pytest.raises(StartError, match=ends_with(AccessCode.OTHER_USER, "127.0.0.1:1", "HOROVOD_TLS_CA")):
+            found.Credential("127.0.0.1:1", token).metadata()
+
+
 def test_owners_of_sockets() -> None:
     me = os.geteuid()
     with socket.socket() as one, socket.socket(socket.AF_INET6) as every:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -60,9 +61,12 @@ class CoordinatorStream:
         received: Callable[[pb.AgentCommand], None],
         lost: Callable[[], None],
         connection: Connection,
+        has_tls: bool = False,
     ) -> None:
         """register: makes the first message to the coordinator at an address. received: called with each command. lost:
-        called when the stream is over. connection: opens a connection to an address, or raises StartError."""
+        called when the stream is over. connection: opens a connection to an address, or raises StartError. has_tls: it
+        is one of TLS.
+        """
         self.address = ""  # of the coordinator that this agent is registered with; the last one while there is none
         self.registered = asyncio.Event()
         self._search = Search(addresses)
@@ -72,6 +76,7 @@ class CoordinatorStream:
         self._received = received
         self._lost = lost
         self._connection = connection
+        self._has_tls = has_tls
         self._outgoing: asyncio.Queue[pb.AgentMessage] | None = None
 
     @property
@@ -94,6 +99,8 @@ class CoordinatorStream:
         while True:
             address = search.address
             end = await self._attempt(address)
+            if end.is_final and self._credential(address).is_outdated():
+                end = dataclasses.replace(end, is_final=False)  # it began to listen between the look and the call
             if end.was_registered:
                 delay = FIRST_RETRY_S
                 told.clear()
@@ -137,7 +144,7 @@ class CoordinatorStream:
 
     def _credential(self, address: str) -> Credential:
         if address not in self._credentials:
-            self._credentials[address] = Credential(address, self._token)
+            self._credentials[address] = Credential(address, self._token, self._has_tls)
         return self._credentials[address]
 
     async def _attempt(self, address: str) -> _End:

@@ -114,7 +114,7 @@ class Daemon:
         self._relay = Relay(host.state, tls)
         calls = (self._register, self._obey, self._lost_coordinator)
         connection = functools.partial(self._relay.connection, pings(len(addresses), keepalive_timeout_s))
-        self._stream = CoordinatorStream(addresses, token, *calls, connection)
+        self._stream = CoordinatorStream(addresses, token, *calls, connection, tls is not None)
         self._workspaces = Workspaces(host.state)
         self._code = CodeCache(host.state, self._stream.get_code)
         self._draining = False

@@ -129,4 +129,4 @@ class Coordinators:
         relay = self.relay if self.relay and answers(self.relay) else ""
         channel = open_channel(address, self._tls, timeout_seconds, ping_seconds, relay)
         relayed = headers(address, timeout_seconds, ping_seconds) if relay else ()
-        return Connection(address, channel, Credential(address, self._token), self._tls, relayed)
+        return Connection(address, channel, Credential(address, self._token, self._tls is not None), self._tls, relayed)

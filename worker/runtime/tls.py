@@ -28,6 +28,7 @@ from horovod.worker.runtime.errors import StartError
 
 _GRPC = "h2"  # in ALPN (RFC 7301); gRPC refuses a server that does not answer with it
 
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 _UNKNOWN = {2, 18, 19, 20, 21}  # of OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h): who has signed it
 
 
@@ -70,6 +71,7 @@ class ClientTls:
         _read(self.ca, "HOROVOD_TLS_CA")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.set_alpn_protocols([_GRPC])
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificates in the file are believed
         try:
             context.load_verify_locations(self.ca)
         except ssl.SSLError as error:
@@ -102,8 +104,7 @@ def explained(error: ssl.SSLError, tls: ClientTls, name: str) -> tuple[str, str,
     """What is wrong, to end "The coordinator at host:port ..."; what to do about it, as a sentence; and its code."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _about_their_certificate(error, tls, name)
-    reason = (error.reason or "").upper()
-    if reason in ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"):
+    if is_not_tls(error):
         return (
             "does not speak TLS",
             "Start it with --tls-cert and --tls-key, or leave HOROVOD_TLS_CA out of the settings of this process.",
@@ -139,14 +140,28 @@ def not_welcome(tls: ClientTls) -> tuple[str, str, ErrorCode]:
 
 def speaks_tls(plain: socket.socket) -> bool:
     """Whether a server answers as one of TLS does. `plain` is a fresh connection."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent, nothing is believed
-    context.set_alpn_protocols([_GRPC])
     try:
-        with context.wrap_socket(plain):
-            return True
+        shown_certificate(plain)
     except OSError:
         return False
+    return True
+
+
+def shown_certificate(plain: socket.socket) -> bytes:
+    """The certificate, in DER, with which a server answers. Nothing is sent to it, and nothing of it is believed.
+
+    `plain` is a fresh connection. OSError, and ssl.SSLError of these, where the answer is none of TLS.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols([_GRPC])
+    with context.wrap_socket(plain) as sock:
+        return sock.getpeercert(binary_form=True) or b""
+
+
+def is_not_tls(error: ssl.SSLError) -> bool:
+    """Whether the handshake failed because the server speaks something else."""
+    return (error.reason or "").upper() in _NOT_TLS
 
 
 def _about_their_certificate(

@@ -4,8 +4,10 @@ A coordinator that was started without a token on a loopback address keeps one i
 (horovod.coordinator.token). A member of the same user finds it by the address.
 
 The other direction counts as well: another user's process may listen on that address, and a member believes what its
-coordinator says. So without a token of its own, a member speaks only to sockets of its own user. It looks before each
-attempt and once more when it knows its world, in case the address has changed hands in between.
+coordinator says. So on a loopback address a member speaks only to sockets of its own user, unless the coordinator shows
+a certificate that the member knows. It looks before each attempt and once more when it knows its world, in case the
+address has changed hands in between. A token that was given is shown to root's coordinator as well, and to one on
+another host to which the kernel passes connections on.
 docs/adr/0017-found-tokens.md tells why so.
 """
 
@@ -15,6 +17,7 @@ import contextlib
 import errno
 import os
 import pwd
+import socket
 import stat
 from pathlib import Path
 
@@ -25,6 +28,12 @@ from horovod.base.tokens import MAX_TOKEN_LENGTH, file_name, folders, is_token, 
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.host import is_loopback
 from horovod.worker.runtime.port_owner import addresses_of, owners
+
+_CONNECT_S = 2.0
+_GIVE_BOTH = (
+    "Give its token (HOROVOD_TOKEN or HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; "
+    "`horovodrun certs` makes one)"
+)
 
 
 def given_token(settings: Settings) -> str | None:
@@ -49,32 +58,52 @@ def given_token(settings: Settings) -> str | None:
 class Credential:
     """What one session shows to its coordinator."""
 
-    def __init__(self, address: str, token: str | None) -> None:
-        """token: the one that was given; without it, one is looked for when the address is a loopback one."""
+    def __init__(self, address: str, token: str | None, has_tls: bool = False) -> None:
+        """token: the one that was given; without it, one is looked for when the address is a loopback one. has_tls: a
+        coordinator with a token is known by its certificate, so it does not matter whose process it is.
+        """
         self._address = address
         self._token = token
         self._host, self._port = split_address(address, "coordinator")
-        self._looks = token is None and is_loopback(self._host)
+        self._is_given = token is not None
+        self._checks = not (self._is_given and has_tls) and is_loopback(self._host)
+        self._withheld = False  # the token that was given, from an attempt that began when nobody listened
+        self._passed_on = False  # connections that the kernel passes on to another host or network namespace
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """For one attempt to join. StartError when another user's process listens on the address."""
-        if self._looks and self._check_owner():
-            self._token = self._found()
-        return (("authorization", f"Bearer {self._token}"),) if self._token else ()
+        if self._checks:
+            listens = self._check_owner()
+            if not self._is_given:
+                self._token = self._found() if listens else self._token
+            else:
+                self._passed_on = not listens and self._is_passed_on()
+                self._withheld = not listens and not self._passed_on
+        if not self._token or self._withheld:
+            return ()
+        return (("authorization", f"Bearer {self._token}"),)
 
     def is_outdated(self) -> bool:
-        """Whether another token can be found now: another coordinator has taken the address since the attempt began."""
-        return self._looks and (found := self._found()) is not None and found != self._token
+        """Whether another attempt would show another token: a coordinator took the address since this one began."""
+        if not self._checks or self._is_given:
+            return self._withheld
+        return (found := self._found()) is not None and found != self._token
 
     def confirm(self) -> None:
         """The world stands. StartError unless the coordinator is still the one that the attempt was meant for."""
-        if self._looks and not self._check_owner():
+        if self._checks and not self._check_owner() and not self._passed_on:
+            remedy = (
+                "Start again; where other users could take that port, let the coordinator show a certificate "
+                "(HOROVOD_TLS_CA)."
+                if self._is_given
+                else "Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
+                "HOROVOD_TOKEN_FILE."
+            )
             raise StartError(
                 coded(
                     AccessCode.UNKNOWN_OWNER,
                     f"It can't be told whose coordinator answers at {self._address}: no process listens there that is "
-                    "seen from here. Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
-                    "HOROVOD_TOKEN_FILE.",
+                    f"seen from here. {remedy}",
                 )
             )
 
@@ -83,25 +112,39 @@ class Credential:
         try:
             found = owners(addresses_of(self._host), self._port)
         except OSError as error:
+            remedy = "Let it show a certificate (HOROVOD_TLS_CA)" if self._is_given else _GIVE_BOTH
             raise StartError(
                 coded(
                     AccessCode.UNKNOWN_OWNER,
                     f"It can't be told whose process listens at {self._address} ({error}), and a coordinator of "
-                    "another user could make this process do as it likes. Give the coordinator's token in "
-                    "HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
+                    f"another user could make this process do as it likes. {remedy}.",
                 )
             ) from error
-        if strangers := sorted(found - {os.geteuid()}):
+        believed = {os.geteuid(), 0} if self._is_given else {os.geteuid()}
+        if strangers := sorted(found - believed):
+            unsent = " It was not sent the token of this process." if self._is_given else ""
             raise StartError(
                 coded(
                     AccessCode.OTHER_USER,
                     f"What listens at {self._address} belongs to {_user(strangers[0])}, but this process to "
-                    f"{_user(os.geteuid())}, and a coordinator of another user could make it do as it likes. Choose "
-                    "another port for your own coordinator, or, to take part in the job of that one, set HOROVOD_TOKEN "
-                    "or HOROVOD_TOKEN_FILE to the token that it was started with.",
+                    f"{_user(os.geteuid())}, and a coordinator of another user could make it do as it likes.{unsent} "
+                    f"Choose another port for your own coordinator. To take part in the job of that one, "
+                    f"{_GIVE_BOTH[0].lower()}{_GIVE_BOTH[1:]}.",
                 )
             )
         return bool(found)
+
+    def _is_passed_on(self) -> bool:
+        """Whether connections are accepted although nobody listens here: the kernel passes them on, as root told it.
+
+        Nobody can then take the address by listening on it. StartError when somebody of another user does by now.
+        """
+        for address in addresses_of(self._host):
+            with contextlib.suppress(OSError):
+                socket.create_connection((address, self._port), timeout=_CONNECT_S).close()
+                self._check_owner()
+                return True
+        return False
 
     def _found(self) -> str | None:
         names = [file_name(address, self._port) for address in addresses_of(self._host)]

@@ -6,11 +6,11 @@ another job, whose variables say nothing about this one (`of_another`): the driv
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 
 from horovod.base.errors import SettingCode, coded
 from horovod.base.settings import ROWS, SETTINGS, variables
+from horovod.base.tls import unnamed_file
 
 # Variables by which launchers tell a process its place.
 _OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
@@ -73,6 +73,5 @@ def trusting(certificate: str, server_name: str | None) -> tuple[dict[str, str],
     """
     if not certificate:
         return {}, ()
-    descriptor = os.memfd_create("horovod-certificate")
-    os.write(descriptor, certificate.encode())
-    return variables(tls_ca=f"/proc/self/fd/{descriptor}", tls_server_name=server_name), (descriptor,)
+    descriptor, path = unnamed_file(certificate.encode())
+    return variables(tls_ca=path, tls_server_name=server_name), (descriptor,)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from horovod.base.settings import Settings
 from horovod.coordinator.address import ListenAddress, everywhere
@@ -17,7 +15,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.observed import pages_of, tell_pages
-from horovod.launch.run_certificate import run_certificate
+from horovod.launch.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 
@@ -49,7 +47,7 @@ class OwnCoordinator:
         one_node = reached_at is None
         self.certificate = ""  # by which members know it, in PEM
         self.server_name: str | None = None
-        self._files: list[int] = []
+        self._made: UnnamedCertificate | None = None
         listen = CoordinatorConfig.listen if one_node else everywhere()
         limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
         here = "" if reached_at is None else _address_of(nics) or reached_at
@@ -113,24 +111,15 @@ class OwnCoordinator:
         self._close_files()
 
     def _tls(self) -> ServerTls | None:
-        with run_certificate() as made:
-            if made is None:
-                return None
-            self.certificate, self.server_name = made.text(), made.client.server_name
-            # run_certificate removes its folder when this block ends. Copies of its files in memory have no names, so a
-            # driver that is killed leaves no file.
-            return ServerTls(self._unnamed(made.server.cert), self._unnamed(made.server.key))
-
-    def _unnamed(self, path: str) -> str:
-        descriptor = os.memfd_create("horovod-coordinator")
-        self._files.append(descriptor)
-        os.fchmod(descriptor, 0o600)
-        os.write(descriptor, Path(path).read_bytes())
-        return f"/proc/self/fd/{descriptor}"
+        if (made := unnamed_certificate()) is None:
+            return None
+        self._made = made
+        self.certificate, self.server_name = made.text, SERVER_NAME
+        return made.server
 
     def _close_files(self) -> None:
-        while self._files:
-            os.close(self._files.pop())
+        if self._made is not None:
+            self._made.close()
 
 
 def _address_of(nics: Iterable[str]) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovod.base.tls import unnamed_file
 from horovod.coordinator.tls import ServerTls
 from horovod.worker.runtime.tls import ClientTls
 
@@ -66,6 +67,31 @@ class RunCertificate:
     def text(self) -> str:
         """The certificate that agents trust, in PEM."""
         return Path(self.client.ca).read_text()
+
+
+@dataclass
+class UnnamedCertificate:
+    """One whose files have no names, for a coordinator in a process that may be killed and would leave files behind."""
+
+    server: ServerTls
+    believed: str  # the path of what members trust
+    text: str  # the same in PEM
+    _descriptors: list[int]
+
+    def close(self) -> None:
+        """The files are gone; nothing serves with them any more. Idempotent."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def unnamed_certificate() -> UnnamedCertificate | None:
+    """None as for `run_certificate`."""
+    with run_certificate() as made:
+        if made is None:
+            return None
+        files = [unnamed_file(Path(path).read_bytes()) for path in (made.server.cert, made.server.key, made.client.ca)]
+        cert, key, believed = (path for _, path in files)
+        return UnnamedCertificate(ServerTls(cert, key), believed, made.text(), [descriptor for descriptor, _ in files])
 
 
 @contextlib.contextmanager

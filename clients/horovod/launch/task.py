@@ -307,9 +307,11 @@ class _Coordinator:
 
     def _options(self) -> dict[str, Any]:
         from horovod.coordinator.services.exchange import JOB, RANK
+        from horovod.worker.runtime.token import Credential
 
-        metadata = [(JOB, self._settings.job), (RANK, str(self._settings.rank))]
-        metadata.append(("authorization", f"Bearer {self._settings.token}"))
+        assert self._settings.coordinator is not None
+        credential = Credential(self._settings.coordinator, self._settings.token, self._settings.tls_ca is not None)
+        metadata = (*credential.metadata(), (JOB, self._settings.job), (RANK, str(self._settings.rank)))
         return {"metadata": metadata, "wait_for_ready": True, "timeout": self._settings.progress_timeout_seconds}
 
 

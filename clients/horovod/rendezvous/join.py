@@ -2,8 +2,10 @@
 
 Rank 0 opens a coordinator in its own process. On one host the others learn of it through a file (meeting.py). Between
 hosts there is no channel that belongs to the job alone, so a token must be given (HOROVOD_TOKEN); then the host of
-rank 0, where the launcher tells it, and a port that follows from the token and the run are enough. Otherwise hvd.init()
-fails and says which variables to set: processes that train alone although they were started together would be worse.
+rank 0, where the launcher tells it, and a port that follows from the run are enough. Everybody can compute that port,
+so the coordinator proves that it knows the token before it is shown one (worker/runtime/token_proof.py), unless the
+settings name certificates. Otherwise hvd.init() fails and says which variables to set: processes that train alone
+although they were started together would be worse.
 
 The end: rank 0 leaves its world like any other, and at the exit of its process waits until the others have left too
 before the coordinator stops, so that their goodbyes are heard. One that takes longer than EXIT_WAIT_S is told that the
@@ -17,7 +19,6 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
-import hmac
 import logging
 import os
 import secrets
@@ -29,18 +30,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
+from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of, coded, without_code
+from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.settings import Settings
+from horovod.base.tls import unnamed_file
 from horovod.rendezvous import task_of
 from horovod.rendezvous.meeting import Meeting, Published, folder, publish, read
 from horovod.rendezvous.task import Task
 from horovod.worker.runtime import context
 from horovod.worker.runtime.errors import StartError
+from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import given_token
 
 if TYPE_CHECKING:
     from horovod.coordinator.server import EmbeddedCoordinator
     from horovod.coordinator.tls import ServerTls
+    from horovod.launch.run_certificate import UnnamedCertificate
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +66,7 @@ class _Met:
     token: str
     coordinator: EmbeddedCoordinator | None = None  # rank 0 only
     published: Published | None = None
+    certificate: UnnamedCertificate | None = None  # rank 0 only, of its coordinator; lives as long as this process
     tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
 
 
@@ -168,26 +174,61 @@ def _ancestor(task: Task) -> list[str]:
 
 # -- between hosts -----------------------------------------------------------------------------------------------------
 def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
-    # Who does not know the token can't compute the port either, and so can't listen there before rank 0 does.
-    digest = hmac.digest(token.encode(), chr(0).join(task.run).encode(), "sha256")
+    # A rank with another token comes to the same port, so that it is told of that, and not that nobody is there.
+    digest = hashlib.sha256(chr(0).join(task.run).encode()).digest()
     ports = task.ports or _PORTS
     port = ports[int.from_bytes(digest[:8], "big") % len(ports)]
+    if (own := ClientTls.of(settings)) is None:
+        return _meet_by_proof(task, host, port, token, settings)
     if task.rank != 0:
-        _await_listener(task, host, port, time.monotonic() + settings.start_timeout_seconds)
+        _await_rank_0(task, host, port, None, time.monotonic() + settings.start_timeout_seconds)
         return _Met(os.getpid(), f"{host}:{port}", token)
-    coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, settings))
+    coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, own))
     # The certificate is for the name by which the others come.
-    tls = {"tls_server_name": settings.tls_server_name or host} if settings.tls_ca else {}
+    tls = {"tls_server_name": own.server_name or host}
     return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, tls=tls)
 
 
-def _tls(task: Task, settings: Settings) -> ServerTls | None:
+def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Settings) -> _Met:
+    """Over TLS with a certificate that rank 0 makes now, and that the others believe as it proves the token with it."""
+    from horovod.launch.run_certificate import SERVER_NAME, unnamed_certificate
+
+    if len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        raise StartError(
+            coded(
+                AccessCode.WEAK_TOKEN,
+                f"{_they(task)}, and HOROVOD_TOKEN has {len(token)} characters, so whoever can connect to rank 0 could "
+                f"find it by trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
+                "rand -hex 32`.",
+            )
+        )
+    if task.rank != 0:
+        certificate = _await_rank_0(task, host, port, token, time.monotonic() + settings.start_timeout_seconds)
+        _, path = unnamed_file(certificate.encode())
+        return _Met(os.getpid(), f"{host}:{port}", token, tls={"tls_ca": path, "tls_server_name": SERVER_NAME})
+    made = unnamed_certificate()
+    if made is None:
+        raise StartError(
+            coded(
+                SettingCode.MISSING_SETTING,
+                f"{_they(task)} on several hosts, and rank 0 can make no certificate, by which the others know it: "
+                "there is neither the program openssl nor the package cryptography. Install one of them there, or give "
+                "all ranks certificates (HOROVOD_TLS_CA, HOROVOD_TLS_CERT and HOROVOD_TLS_KEY).",
+            )
+        )
+    try:
+        coordinator = _open(f"0.0.0.0:{port}", token, made.server, proves_token=True)
+    except BaseException:
+        made.close()
+        raise
+    tls = {"tls_ca": made.believed, "tls_server_name": SERVER_NAME}
+    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, certificate=made, tls=tls)
+
+
+def _tls(task: Task, own: ClientTls) -> ServerTls:
     """Rank 0 serves with the certificate that it would show as a member, and asks the others for theirs."""
     from horovod.coordinator.tls import ServerTls
-    from horovod.worker.runtime.tls import ClientTls
 
-    if (own := ClientTls.of(settings)) is None:
-        return None
     if own.cert is None or own.key is None:
         raise StartError(
             coded(
@@ -200,12 +241,24 @@ def _tls(task: Task, settings: Settings) -> ServerTls | None:
     return ServerTls(own.cert, own.key, own.ca)
 
 
-def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
-    """Waits until rank 0 listens, without a warning on each rank that came before it."""
+def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline: float) -> str:
+    """Waits until rank 0 listens, without a warning on each rank that came before it.
+
+    token: rank 0 has to prove that it knows it, and the certificate with which it did, in PEM, is returned. None: it is
+    known by a certificate of the settings; "" is returned.
+    """
+    from horovod.launch.run_certificate import SERVER_NAME
+    from horovod.worker.runtime.token_proof import UnprovenError, proven_certificate
+
     while True:
         try:
+            if token is not None:
+                return proven_certificate(host, port, token, SERVER_NAME, _CONNECT_S)
             socket.create_connection((host, port), timeout=_CONNECT_S).close()
-            return
+            return ""
+        except UnprovenError as error:
+            if error.is_final or time.monotonic() > deadline:
+                raise StartError(coded(AccessCode.UNPROVEN, _who_is_no_rank_0(task, host, port, error))) from error
         except OSError as error:
             unknown = isinstance(error, socket.gaierror) and not task.name_may_come
             if time.monotonic() > deadline or unknown:
@@ -218,6 +271,15 @@ def _await_listener(task: Task, host: str, port: int, deadline: float) -> None:
                     )
                 ) from error
         time.sleep(_CONNECT_AGAIN_S)
+
+
+def _who_is_no_rank_0(task: Task, host: str, port: int, error: Exception) -> str:
+    return (
+        f"{_they(task)}. What answers at {host}:{port}, where rank 0 should open a coordinator, did not prove that it "
+        f"knows the token of this process: it {error}. The token was not sent. Either the ranks have different tokens "
+        "(HOROVOD_TOKEN, HOROVOD_TOKEN_FILE), or only some have HOROVOD_TLS_CA, or another program listens there, "
+        f"perhaps of another user: on that host `ss -tlnp 'sport = :{port}'` shows which."
+    )
 
 
 def _own_address() -> str:
@@ -254,12 +316,14 @@ def _they(task: Task) -> str:
 
 
 # -- rank 0 ------------------------------------------------------------------------------------------------------------
-def _open(listen: str, token: str, tls: ServerTls | None = None) -> EmbeddedCoordinator:
+def _open(listen: str, token: str, tls: ServerTls | None = None, proves_token: bool = False) -> EmbeddedCoordinator:
     from horovod.coordinator.config import CoordinatorConfig
     from horovod.coordinator.server import EmbeddedCoordinator
 
     try:
-        coordinator = EmbeddedCoordinator.of(CoordinatorConfig(listen, token, tls=tls)).start()
+        coordinator = EmbeddedCoordinator.of(
+            CoordinatorConfig(listen, token, tls=tls, proves_token=proves_token)
+        ).start()
     except OSError as error:
         why = error.strerror or str(error)
         raise StartError(

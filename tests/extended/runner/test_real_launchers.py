@@ -183,7 +183,7 @@ assert 16 <= near < 64, near
 """
     )
     nodes = [*TORCHRUN, "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port"]
-    environ = {"HOROVOD_TOKEN": "a-secret", "GIVEN": "RANK,WORLD_SIZE,RANK"}
+    environ = {"HOROVOD_TOKEN": "a-secret-of-this-job", "GIVEN": "RANK,WORLD_SIZE,RANK"}
     ended = both([[*nodes, str(port), "--node-rank", str(node), str(program)] for node in (0, 1)], environ)
     assert [(code, out) for code, out, _ in ended] == [(0, f"{rank} 2 {rank} 2 0 1\n") for rank in (0, 1)], ended
 
@@ -217,7 +217,7 @@ def test_pods_of_an_indexed_job_find_each_other_by_their_names(tmp_path: Path) -
         for index in (1, 0)
     ]
     commands = [["unshare", "--mount", "--uts", "sh", "-c", pod] for pod in pods]
-    ended = both(commands, {"HOROVOD_SIZE": "2", "HOROVOD_TOKEN": "a-secret"})
+    ended = both(commands, {"HOROVOD_SIZE": "2", "HOROVOD_TOKEN": "a-secret-of-this-job"})
     assert [one[:2] for one in ended] == [(0, "1 of 2\n"), (0, "0 of 2\n")], ended
 
 

@@ -283,12 +283,14 @@ class ClusterClient:
         address = self._search.address
         if address not in self._channels:
             channel = open_aio_channel(address, self._tls, *pings(len(self._search.addresses), _KEEPALIVE_S))
-            self._channels[address] = (channel, Credential(address, self._token))
+            self._channels[address] = (channel, Credential(address, self._token, self._tls is not None))
         channel, credential = self._channels[address]
         return JobsStub(channel), {"metadata": (*credential.metadata(), *self._search.metadata())}
 
     def _turn(self, code: grpc.StatusCode, details: str, trailing: Any, was_served: bool = False) -> None:
         """After a call that failed: who is asked next. Raises what another attempt would not change."""
+        if code is grpc.StatusCode.UNAUTHENTICATED and self._channels[self._search.address][1].is_outdated():
+            code = grpc.StatusCode.UNAVAILABLE  # the coordinator began to listen between the look and the call
         text, leader = printable(details), leader_in(trailing)
         broke = broke_in_write(code, details)
         if code in _FINAL:

@@ -35,7 +35,9 @@ from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import QUEUE_LIMIT_BYTES, Stream
 from horovod.worker.agent.supervisor import Outcome, Slot, Supervisor
 from horovod.worker.runtime.channel import explain, open_aio_channel
+from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.tls import ClientTls
+from horovod.worker.runtime.token import Credential
 
 _CONNECT_S = 60.0  # a driver is there before its tasks: only a firewall or a wrong address can be in the way
 _MESSAGE_BYTES = 1 << 18  # of output in one message, before the last piece
@@ -109,8 +111,12 @@ class _Task:
                 await asyncio.wait_for(channel.channel_ready(), _CONNECT_S)
             except asyncio.TimeoutError:
                 return unreachable(order.address, self._came.host)
+            try:
+                shown = Credential(order.address, order.token, tls is not None).metadata()
+            except StartError as error:  # another user's process, whose orders are not obeyed
+                return str(error)
             attend: Any = channel.stream_stream(messages.METHOD)
-            call = attend(metadata=[("authorization", f"Bearer {order.token}")], wait_for_ready=True)
+            call = attend(metadata=shown, wait_for_ready=True)
             self._sink.put(messages.written(self._came))
             sending = asyncio.create_task(self._send(call))
             try:
