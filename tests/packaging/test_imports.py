@@ -103,6 +103,7 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("horovod._keras.optimizer", "horovod._keras.copies"): _KINDS,
     ("horovod._keras.optimizer", "horovod._keras.jit"): _KINDS,
     ("horovod._keras.tf_keras", "horovod._keras.copies"): _KINDS,
+    ("horovod.rendezvous.join", "horovod.launch.run_certificate"): "certificates of runs are to have a lower room",
     ("horovod.tensorflow.call_numbers", "horovod.tensorflow.model_order"): "the order of calls is to have one room",
     ("horovod.spark.common.store.base", "horovod.spark.common.store.dbfs"): _STORES,
     ("horovod.spark.common.store.base", "horovod.spark.common.store.filesystem"): _STORES,
