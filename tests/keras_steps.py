@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from error_codes import ends_with
 
+from horovod._keras.backends import backend_of
 from horovod.base.errors import TrainingCode
 from horovod.common.ops import collectives
 
@@ -112,6 +113,27 @@ def error_of(steps: Callable[..., object], *arguments: Any) -> str:
     with pytest.raises(Exception) as caught:  # noqa: PT011  (TensorFlow has its own)
         steps(*arguments)
     return str(caught.value)
+
+
+def broadcast_two() -> None:
+    """Ranks broadcast two in different orders: what is raised is for the caller."""
+    import keras
+
+    import horovod.keras as hvd
+
+    variables = [keras.Variable([float(hvd.rank())], name="kernel") for _ in range(2)]
+
+    def send(place: int) -> None:
+        backend_of(keras).broadcast_variables([variables[place]], 0, hvd.global_process_set)
+
+    def first() -> None:
+        send(0)
+
+    def second() -> None:
+        send(1)
+
+    for one in (first, second) if hvd.rank() == 0 else (second, first):
+        one()
 
 
 def of_two_models(folder: str, case: str = "") -> list[float]:

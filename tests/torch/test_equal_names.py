@@ -223,6 +223,55 @@ def test_names() -> None:
     assert [numbered("weight", number) for number in range(3)] == ["weight", "weight#2", "weight#3"]
 
 
+# -- broadcasts, on two ranks ------------------------------------------------------------------------------------------
+def _broadcast_in_another_order(what: str, other_line: bool) -> list[float]:
+    import torch
+
+    import horovod.torch as hvd
+
+    models = [_model(1.0), _model(1.0)]
+    for value, model in enumerate(models):
+        model.weight.data.fill_(10 * value + hvd.rank())
+    optimizers = [torch.optim.SGD(model.parameters(), 1.0) for model in models]
+
+    def send(place: int) -> None:
+        if what == "parameters":
+            hvd.broadcast_parameters(models[place].state_dict(), 0)
+        else:
+            hvd.broadcast_optimizer_state(optimizers[place], 0)
+
+    def first() -> None:
+        send(0)
+
+    def second() -> None:
+        send(1)
+
+    def of_rank_0() -> None:
+        send(0)
+
+    if other_line:
+        (of_rank_0 if hvd.rank() == 0 else first)()
+        second()
+        first()
+    else:
+        for one in (first, second) if hvd.rank() == 0 else (second, first):
+            one()
+    return [model.weight.item() for model in models]
+
+
+@pytest.mark.parametrize("what", ["parameters", "optimizer_state"])
+def test_ranks_broadcast_two_models_in_another_order(what: str, pair: World) -> None:
+    for outcome in pair.outcomes(_broadcast_in_another_order, what, False):
+        assert isinstance(outcome.error, ValueError), outcome.text
+        message = str(outcome.error)
+        assert code_of(message) is TrainingCode.DIFFERENT_ORDER, message
+        assert message.count("test_equal_names.py:") >= 2, message
+
+
+def test_ranks_broadcast_at_different_lines(pair: World) -> None:
+    assert pair.run(_broadcast_in_another_order, "parameters", True) == [[0.0, 10.0]] * 2
+
+
 # -- gradients, on two ranks -------------------------------------------------------------------------------------------
 def _model(scale: float, sparse: bool = False) -> Any:
     import torch

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from horovod.common.counted_weights import CountedWeights, Thing, of_model
+from horovod.common.counted_weights import CountedWeights, Order, Thing, of_model
 from horovod.common.gradients import identity
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
@@ -30,11 +30,12 @@ def counted(
     optimizer: Any,
     values: Callable[[Any], Any],
     made: Made | None = None,
+    order: Order | None = None,
 ) -> CountedWeights | None:
     """The comparison for a step in which these are trained; None if there is no variable among them.
 
     wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or None. values: of a
-    variable, as an array. made: of the optimizer.
+    variable, as an array. made: of the optimizer. order: else, which model is meant.
     """
     variables = {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
     if not variables:
@@ -47,6 +48,7 @@ def counted(
     found = of_model(getattr(anchor, "_value", anchor), (wire, process_set.process_set_id), make)
     if not found.things.are_of(variables, optimizer):
         found.compare_others(_Things(variables, optimizer, values), made)
+    found.order = made or order
     return found
 
 

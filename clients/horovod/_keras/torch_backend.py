@@ -11,6 +11,7 @@ import torch
 from horovod import torch as hvd
 from horovod._keras import held
 from horovod.common.basics import Average, Sum
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -81,6 +82,7 @@ def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], 
 def broadcast_variables(
     variables: Sequence[Any], root_rank: int, process_set: ProcessSet = global_process_set
 ) -> object:
+    check_broadcast("broadcast_variables", (variable.name for variable in variables), process_set)
     tensors = [getattr(variable, "value", variable).detach() for variable in variables]
     handles = [
         hvd.broadcast_async_(tensor, root_rank, name=f"variable.{place}", process_set=process_set)

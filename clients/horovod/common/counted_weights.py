@@ -7,10 +7,10 @@ setting asks for a comparison. Steps are counted by the name of the operation, a
 other in their order. So the numbers are equal on all ranks, also if only some have made their model anew. Ranks that
 have joined (hvd.join) took fewer steps, so all count anew after that.
 
-In its first step a model brings no digest: scripts and callbacks of Keras broadcast after the first step, because only
-then all variables exist.
+In its first step a model brings no digest of weights: scripts and callbacks of Keras broadcast after the first step,
+because only then all variables exist.
 
-Of several optimizers with equal names, ranks may mean different ones. That is compared in these steps before anything
+Of several models with equal names, ranks may mean different ones. That is compared in these steps before anything
 else, the first one too. In functions of TensorFlow, names don't tell such optimizers apart: if all ranks have gone over
 from one to another, they compare in each step from then on.
 """
@@ -21,7 +21,7 @@ import itertools
 import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.questions import first_round
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.ops.step_words import Digests
-from horovod.common.optimizer_numbers import Made, check_order
+from horovod.common.optimizer_numbers import Line, Made, check_order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Exchange, Held, Item, Kind, SameWeights
 from horovod.worker.runtime.context import Context, current, is_member
@@ -43,6 +43,16 @@ _NO_NUMBERS: Final = "OSUMm"  # kinds of dtypes
 Thing = tuple[str, str, Any]  # owner and name, as in Held, and an array (of NumPy, or what becomes one) or a number
 
 
+class Order(Protocol):
+    """Which of several models with equal names a rank means. A Made is one."""
+
+    place: str  # in the script
+    verb: str  # "made": what the rank has done there
+
+    def line(self) -> Line:
+        """The place, and those of other models."""
+
+
 class _Steps:
     """Of this process in a world, since all ranks have joined last."""
 
@@ -50,7 +60,7 @@ class _Steps:
         self.world = weakref.ref(world)
         self.since = since
         self.by_name: dict[tuple[str, int], int] = {}
-        self.places: dict[tuple[str, int], str] = {}  # of the optimizers that all ranks have meant last
+        self.last: dict[tuple[str, int], int] = {}  # the model that this rank has meant last
         self.of_several: set[tuple[str, int]] = set()  # names that all ranks use for several optimizers
         self.postponed = False
 
@@ -92,7 +102,7 @@ class CountedWeights:
         self._same = SameWeights(
             lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy, made
         )
-        self._made = made
+        self.order: Order | None = made
         self._counted: _Steps | None = None  # where `_own` counts
         self._own = 0  # steps of this model
         self._is_order_due = self._are_weights_due = False
@@ -101,7 +111,7 @@ class CountedWeights:
     def compare_others(self, things: Any, made: Made | None = None) -> None:
         """The model has another optimizer, or trains other variables than before."""
         self.things = things
-        self._same.made = self._made = made
+        self._same.made = made
         self._same.ask()
 
     def is_due(self, call: int = 0) -> bool:
@@ -117,13 +127,13 @@ class CountedWeights:
             return False
         steps = _steps_now()
         has_weights = not steps.postponed and settings.different_weights != "ignore"
-        if not has_weights and self._made is None:
+        if not has_weights and self.order is None:
             return False
         if self._counted is not steps:
             self._counted, self._own = steps, 0
         key = self._key(call)
         step = steps.by_name[key] = steps.by_name.get(key, 0) + 1
-        self._is_order_due = self._made is not None and (step <= WORDS or key in steps.of_several)
+        self._is_order_due = self.order is not None and (step <= WORDS or key in steps.of_several)
         self._are_weights_due = False
         if has_weights:
             self._own += 1
@@ -137,28 +147,26 @@ class CountedWeights:
     def compare(self, call: int = 0) -> None:
         """Waits for all ranks. Raises what check_order and SameWeights.take do."""
         wire = self._wire_of(call)
-        if self._made is not None and self._is_order_due:
-            self._compare_order(self._made, call)
+        if self.order is not None and self._is_order_due:
+            self._compare_order(self.order, call)
         if self._are_weights_due:
             exchange = Exchange(wire, self._process_set)
             exchange.say(self._same.digest() if self._own >= _FIRST else None)
             self._same.steps = self._own - 1
             self._same.take(exchange.hear(), wire)
 
-    def _compare_order(self, made: Made, call: int) -> None:
+    def _compare_order(self, order: Order, call: int) -> None:
+        steps, key = _steps_now(), self._key(call)
+        is_another = steps.last.get(key, self.number) != self.number
+        steps.last[key] = self.number
         exchange = Exchange(f"{self._wire_of(call)}.order", self._process_set)
-        exchange.say(zlib.crc32(made.place.encode()))
+        exchange.say(zlib.crc32(f"{order.place} {is_another}".encode()))
         digests = exchange.hear().digests
         if digests is Digests.DIFFERENT:
-            lines = allgather_object(made.line(), exchange.wire, self._process_set)
-            check_order(dict(zip(self._process_set.ranks or range(len(lines)), lines, strict=True)))
-        steps, key = _steps_now(), self._key(call)
-        if digests is not Digests.EQUAL:
-            steps.places.pop(key, None)
-            return
-        if steps.places.get(key, made.place) != made.place:
+            lines = allgather_object(order.line(), exchange.wire, self._process_set)
+            check_order(dict(zip(self._process_set.ranks or range(len(lines)), lines, strict=True)), order.verb)
+        elif digests is Digests.EQUAL and is_another:
             steps.of_several.add(key)
-        steps.places[key] = made.place
 
     def _key(self, call: int) -> tuple[str, int]:
         return self._wire_of(call), set_number(self._process_set, "Allreduce")

@@ -24,19 +24,15 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.common.script import NOT_THE_SCRIPT
+from horovod.common.script import lines_of_the_script
 from horovod.worker.runtime.context import Context, current
-
-_FRAMES: Final = 3  # of the script, which say where an optimizer was made
-_NO_SCRIPTS: Final = NOT_THE_SCRIPT | {"copy", "pickle", "cloudpickle", "functools"}
 
 Ranks = tuple[int, ...]  # of a process set; () for the global one
 Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and its place
@@ -69,6 +65,8 @@ def numbered(name: str, number: int) -> str:
 class Made:
     """What an optimizer's parameters are called on the wire. The optimizer alone holds it."""
 
+    verb = "made"
+
     def __init__(
         self,
         names: Iterable[str],
@@ -83,7 +81,7 @@ class Made:
         global _created, _guessed
         self.is_copy = is_copy
         self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
-        self.site = _site_of_script()
+        self.site = lines_of_the_script()
         self.place = self.site  # the same, with how many were made there before
         self.tell: weakref.WeakMethod[Callable[[], None]] | None = None  # is called when names on the wire are others
         self._number_of = dict.fromkeys(sorted(names), 0)
@@ -227,11 +225,13 @@ def guess_late() -> None:
         _late.update(late)
 
 
-def check_order(lines: Mapping[int, Line]) -> None:
+def check_order(lines: Mapping[int, Line], verb: str = "made") -> None:
     """ValueError if ranks mean different optimizers by one name on the wire.
 
-    lines: by rank, what it says of the one that it means. Ranks may make it at different lines of a script, and may
-    make others that no other rank makes. But if two ranks have made both, their gradients would be mixed.
+    lines: by rank, what it says of the one that it means. verb: what it has done there.
+
+    Ranks may make it at different lines of a script, and may make others that no other rank makes. But if two ranks
+    have made both, their gradients would be mixed.
     """
     for rank, (place, places) in lines.items():
         for other, (its_place, its_places) in lines.items():
@@ -239,11 +239,11 @@ def check_order(lines: Mapping[int, Line]) -> None:
                 raise ValueError(
                     coded(
                         TrainingCode.DIFFERENT_ORDER,
-                        "Several distributed optimizers have parameters of the same names, and the ranks have not made "
-                        "or used them in the same order, so that their gradients would be mixed up. In this step rank "
-                        f"{rank} uses the one that it made at {place}, and rank {other} the one that it made at "
-                        f"{its_place}. Make and use the optimizers in the same order on all ranks, or give the "
-                        "parameters of each model names of their own (named_parameters). No rank has taken the step.",
+                        "Several models have parameters of the same names, and the ranks have not made or used their "
+                        "distributed optimizers or tapes in the same order, so that gradients would be mixed up. In "
+                        f"this step rank {rank} uses what it {verb} at {place}, and rank {other} what it {verb} at "
+                        f"{its_place}. Make and use them in the same order on all ranks, or give the parameters of "
+                        "each model names of their own. No rank has taken the step.",
                     )
                 )
 
@@ -330,14 +330,3 @@ def _in_order(late: Iterable[Made]) -> list[Made]:
     del several
     gc.collect()
     return sorted(alive, key=lambda one: (one.is_copy, one.created))
-
-
-def _site_of_script() -> str:
-    """The lines of the script that run: `train.py:12`, and where that was called from."""
-    lines: list[str] = []
-    frame = sys._getframe(1)
-    while frame is not None and len(lines) < _FRAMES:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NO_SCRIPTS:
-            lines.append(f"{frame.f_code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{frame.f_lineno}")
-        frame = frame.f_back  # type: ignore[assignment]
-    return sys.intern(", called from ".join(lines) or "an unknown line")

@@ -26,6 +26,25 @@ NOT_THE_SCRIPT: Final = frozenset(
 )
 
 
+_FRAMES: Final = 3
+_NO_SCRIPTS: Final = NOT_THE_SCRIPT | {"copy", "pickle", "cloudpickle", "functools"}
+
+
+def lines_of_the_script() -> str:
+    """The lines of the script that run: `train.py:12`, and where that was called from."""
+    lines: list[str] = []
+    frame = inspect.currentframe()
+    while frame is not None and len(lines) < _FRAMES:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NO_SCRIPTS:
+            code = frame.f_code
+            file = code.co_filename.replace("\\", "/").rpartition("/")[2]
+            # TensorFlow writes what it compiles into files whose names differ from process to process.
+            is_generated = file.startswith("__autograph_generated_file")
+            lines.append(f"{code.co_name.removeprefix('tf__')}()" if is_generated else f"{file}:{frame.f_lineno}")
+        frame = frame.f_back
+    return sys.intern(", called from ".join(lines) or "an unknown line")
+
+
 def level_of_the_script() -> int:
     """Of the line that called backward(), step() or fit(), for warnings.warn in the function that calls this one."""
     level, frame = 1, inspect.currentframe()

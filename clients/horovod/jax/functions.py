@@ -10,6 +10,7 @@ import numpy as np
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common import basics
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.ops import collectives
 from horovod.common.ops.handles import synchronize
 from horovod.common.ops.objects import allgather_object, broadcast_object
@@ -51,7 +52,7 @@ def broadcast_parameters(params: T, root_rank: int = 0, process_set: ProcessSet 
         ValueError: the trees of the ranks differ (on all ranks), a root that takes no part, a bad process set.
         HorovodInternalError: a rank was lost.
     """
-    return broadcast_tree(params, root_rank, "broadcast_parameters", process_set)
+    return _broadcast_in_order(params, root_rank, "broadcast_parameters", process_set)
 
 
 def broadcast_optimizer_state(opt_state: T, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> T:
@@ -59,7 +60,13 @@ def broadcast_optimizer_state(opt_state: T, root_rank: int = 0, process_set: Pro
 
     >>> opt_state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
     """
-    return broadcast_tree(opt_state, root_rank, "broadcast_optimizer_state", process_set)
+    return _broadcast_in_order(opt_state, root_rank, "broadcast_optimizer_state", process_set)
+
+
+def _broadcast_in_order(tree: T, root_rank: int, name: str, process_set: ProcessSet) -> T:
+    paths = (jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree))
+    check_broadcast(name, paths, process_set)
+    return broadcast_tree(tree, root_rank, name, process_set)
 
 
 def broadcast_tree(tree: T, root_rank: int, name: str, process_set: ProcessSet) -> T:

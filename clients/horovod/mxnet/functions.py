@@ -8,6 +8,7 @@ import mxnet as mx
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter, ParameterDict
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.ops.handles import synchronize
 from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -45,6 +46,7 @@ def broadcast_parameters(
                 f"invalid params of type: {type(params).__name__}. Pass model.collect_params(), or a dict of arrays.",
             )
         )
+    check_broadcast("broadcast_parameters", (f"{prefix or ''}{key}" for key in sorted(params)), process_set)
     handles = []
     for key, value in sorted(params.items()):
         name = f"{prefix or ''}parameter.{key}"

@@ -8,9 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.ops import objects
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import raised_as_tensorflow_does
 from horovod.tensorflow.ops.broadcast import broadcast_
 
 __all__ = [
@@ -44,8 +46,17 @@ def broadcast_variables(
 
     Raises what `hvd.broadcast_` does.
     """
+    if tf.executing_eagerly():
+        with raised_as_tensorflow_does("HorovodBroadcast"):
+            check_broadcast("broadcast_variables", map(_leaf, variables), process_set)
     assigned = broadcast_(list(variables), root_rank, process_set=process_set)
     return None if tf.executing_eagerly() else tf.group(*assigned)
+
+
+def _leaf(variable: Any) -> str:
+    """The last part of its name: ranks may know a variable by different paths."""
+    path = str(getattr(variable, "path", None) or getattr(variable, "name", None) or "")
+    return path.rpartition("/")[2].partition(":")[0]
 
 
 def broadcast_object(

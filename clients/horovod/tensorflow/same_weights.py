@@ -8,16 +8,18 @@ tf.compat.v1 sessions, whose variables only a session can read: these compare no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from horovod._keras import held
-from horovod.common.optimizer_numbers import Made
+from horovod.common.optimizer_numbers import Line, Made
 from horovod.common.process_sets import ProcessSet
+from horovod.common.script import lines_of_the_script
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, raised_as_tensorflow_does
 from horovod.tensorflow.names import named
@@ -39,7 +41,10 @@ def compared(
     called_first = made.called(first) if made is not None and tf.executing_eagerly() else first
     name = f"{called_first}.same_weights"
     called = named("allreduce", "HorovodSameWeights", name, None, True)
-    counted = held.counted(called.wire, trained, process_set, optimizer, _values, made)
+    order = None
+    if made is None and (anchor := trained.get(first)) is not None:
+        order = _Tape(called.wire, process_set.process_set_id, getattr(anchor, "_value", anchor))
+    counted = held.counted(called.wire, trained, process_set, optimizer, _values, made, order)
     if counted is None:
         yield
     elif tf.executing_eagerly():
@@ -51,6 +56,25 @@ def compared(
         compares = OPS.horovod_same_weights(call=called.call_number(), comparison=counted.number)
         with tf.control_dependencies([compares]):
             yield
+
+
+class _Tape:
+    """From where the gradients of a model come: the line of the script. What CountedWeights calls an Order."""
+
+    verb = "computed"
+    _known: ClassVar[dict[tuple[str, int | None], dict[str, weakref.ref[Any]]]] = {}  # by names: a variable, by line
+
+    def __init__(self, wire: str, process_set: int | None, anchor: Any) -> None:
+        self.place = lines_of_the_script()
+        self._anchor = weakref.ref(anchor)
+        self._lines = self._known.setdefault((wire, process_set), {})
+        self._lines[self.place] = self._anchor
+
+    def line(self) -> Line:
+        """The place, and those at which this rank has trained other models."""
+        own = self._anchor()
+        others = ((place, variable()) for place, variable in self._lines.items())
+        return self.place, [place for place, variable in others if variable is not None and variable is not own]
 
 
 def _can_read_variables() -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.ops.collectives import check_root
 from horovod.common.ops.objects import broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -73,6 +74,7 @@ def broadcast_optimizer_state(
         # Its state is a history of one rank's own closure calls.
         raise ValueError(coded(TrainingCode.UNSUPPORTED_OPTIMIZER, "cannot broadcast torch.optim.LBFGS state"))
     check_root(root_rank, process_set)
+    check_broadcast("broadcast_optimizer_state", (), process_set)
     is_root = current().world.rank == root_rank
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     index_of = {parameter: index for index, parameter in enumerate(parameters)}

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
+from horovod.common.broadcast_order import check_broadcast
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.torch.handles import synchronize
 from horovod.torch.ops.broadcast import broadcast_async_
@@ -38,7 +39,9 @@ def broadcast_parameters(
             root or process set.
         HorovodInternalError: shapes or dtypes differ between ranks, or a rank was lost.
     """
-    broadcast_tensors(_named(params), root_rank, process_set)
+    named = _named(params)
+    check_broadcast("broadcast_parameters", (str(name) for name, _ in named), process_set)
+    broadcast_tensors(named, root_rank, process_set)
 
 
 def broadcast_tensors(

@@ -160,6 +160,11 @@ def test_an_optimizer_reduces_once(world: World) -> None:
     world.run(keras_steps.every_step_reduces_once)
 
 
+def test_ranks_broadcast_two_models_in_another_order(world: World) -> None:
+    for error in world.run(keras_steps.error_of, keras_steps.broadcast_two):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "keras_steps.py", "rank 1"), error), error
+
+
 @pytest.mark.parametrize("case", ["", "drops"])
 def test_two_optimizers_of_equal_names(world: World, case: str) -> None:
     assert world.run(keras_steps.of_two, case) == [[1.0, 100.0]] * 2

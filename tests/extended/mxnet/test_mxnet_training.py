@@ -367,6 +367,31 @@ def test_later_steps_of_two_optimizers_in_another_order(mxnet_pair: World, modul
         assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0#", "same order"), error), error
 
 
+def _broadcast_two() -> str:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    def first() -> None:
+        hvd.broadcast_parameters({"w": mx.nd.ones(1)})
+
+    def second() -> None:
+        hvd.broadcast_parameters({"w": mx.nd.zeros(1)})
+
+    def both() -> None:
+        for one in (first, second) if hvd.rank() == 0 else (second, first):
+            one()
+
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (its text is looked at)
+        both()
+    return str(caught.value)
+
+
+def test_ranks_broadcast_two_models_in_another_order(mxnet_pair: World) -> None:
+    for error in mxnet_pair.run(_broadcast_two):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "test_mxnet_training.py", "rank 1"), error), error
+
+
 def _copied_optimizers() -> list[int]:
     import mxnet as mx
 

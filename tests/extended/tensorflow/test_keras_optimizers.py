@@ -346,3 +346,69 @@ def test_two_models_in_another_order(pair: World, tmp_path: Path, case: str) -> 
     for error in pair.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
         code = f"{TrainingCode.DIFFERENT_ORDER.value}|{OperationCode.DEADLOCK.value}"
         assert re.search(code, error), error
+
+
+def test_ranks_broadcast_two_models_in_another_order(pair: World) -> None:
+    for error in pair.run(keras_steps.error_of, keras_steps.broadcast_two):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "keras_steps.py", "rank 1"), error), error
+
+
+# -- two tapes of equal names ------------------------------------------------------------------------------------------
+def _of_two_tapes(compiled: bool, case: str = "") -> list[float]:
+    """Averages of the gradients of two models, which are 1 and 100 on all ranks.
+
+    case: what rank 1 does in another order, "first steps" or "later steps", or "loads": rank 0 makes the first model
+    anew after the first step; or "several lines", at which ranks train one model in different orders.
+    """
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.common.ops import collectives
+
+    collectives.join(-1)  # so that steps count anew
+    models = [tf.Variable([scale], name="kernel") for scale in (1.0, 100.0)]
+
+    def gradient_of(place: int) -> Any:
+        variable = models[place]
+        with tf.GradientTape() as tape:
+            loss = variable * variable / 2.0
+        return hvd.DistributedGradientTape(tape).gradient(loss, [variable])[0]
+
+    def first() -> Any:
+        return gradient_of(0)
+
+    def second() -> Any:
+        return gradient_of(0 if case == "several lines" else 1)
+
+    functions = [tf.function(one) if compiled else one for one in (first, second)]
+
+    def step_first() -> Any:
+        return functions[0]()
+
+    def step_second() -> Any:
+        return functions[1]()
+
+    found = [0.0, 0.0]
+    for step in range(20 if case == "later steps" else 3):
+        if case == "loads" and step == 1 and hvd.rank() == 0:
+            models[0] = tf.Variable([1.0], name="kernel")
+        both = [(0, step_first), (1, step_second)]
+        turned = hvd.rank() == 1 and case in ("first steps" if step < 19 else "later steps", "several lines")
+        for place, one in both[::-1] if turned else both:
+            found[place] = float(one()[0])
+    return found
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_tapes(tf_pair: World, compiled: bool) -> None:
+    assert tf_pair.run(_of_two_tapes, compiled) == [[1.0, 100.0]] * 2
+    assert tf_pair.run(_of_two_tapes, compiled, "several lines") == [[1.0, 1.0]] * 2
+    if not compiled:
+        assert tf_pair.run(_of_two_tapes, compiled, "loads") == [[1.0, 100.0]] * 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("case", ["first steps", "later steps"])
+def test_two_tapes_in_another_order(tf_pair: World, compiled: bool, case: str) -> None:
+    for error in tf_pair.run(keras_steps.error_of, _of_two_tapes, compiled, case):
+        assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), error), error
