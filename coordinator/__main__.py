@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from horovod.base.errors import AccessCode, SettingCode, coded
+from horovod.base.errors import SettingCode, coded
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
@@ -60,8 +60,6 @@ def _config(arguments: argparse.Namespace) -> CoordinatorConfig:
     """ValueError, or OSError for a file, with a sentence."""
     address = ListenAddress.parse(arguments.listen)
     token = read_token(arguments.token_file) if arguments.token_file else None
-    if not arguments.insecure and not address.is_loopback():
-        _check_length(token, "--token-file")
     tls = _tls(arguments)
     makes_token = token is None and not arguments.insecure and address.is_loopback()
     web_listen, web_token = _web(arguments, tls)
@@ -264,17 +262,6 @@ def _level(arguments: argparse.Namespace) -> int:
     return logging.DEBUG if arguments.verbose else int(getattr(logging, arguments.log_level.upper()))
 
 
-def _check_length(token: str | None, option: str) -> None:
-    """ValueError for a token that other hosts could find by trying: nothing limits how often they try."""
-    if token is not None and len(token) < MIN_CLUSTER_TOKEN_LENGTH:
-        sentence = (
-            f"The token of {option} has {len(token)} characters, so whoever can connect could find it by trying. Use a "
-            f"random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand -hex 32`, or accept the "
-            "risk with --insecure."
-        )
-        raise ValueError(coded(AccessCode.WEAK_TOKEN, sentence))
-
-
 def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | None, str | None]:
     """Where to show pages, and the token for them; ValueError with a sentence."""
     if arguments.web_tls and tls is None:
@@ -285,8 +272,6 @@ def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | No
     address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else arguments.web_listen)
     token = read_token(arguments.web_token_file) if arguments.web_token_file is not None else None
     check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # before anything listens
-    if not arguments.insecure and not address.is_loopback():
-        _check_length(token, "--web-token-file")
     return str(address), token
 
 

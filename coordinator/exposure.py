@@ -1,14 +1,15 @@
 """Who could reach a coordinator that listens there, or its store, and what must therefore be asked of those who do.
 
 Off loopback no member is served without credentials: members show a token, or a certificate that the coordinator's
-authority signed; readers of its pages show a token of their own. A token without TLS is let pass with a warning
-(docs/adr/0035-credentials.md says why). An etcd off loopback must have TLS and ask for credentials, since whoever
-writes there decides what agents run (docs/adr/0114-open-stores.md).
+authority signed; readers of its pages show a token of their own. A token that could be found by trying is refused. One
+without TLS is let pass with a warning (docs/adr/0035-credentials.md says why). An etcd off loopback must have TLS and
+ask for credentials, since whoever writes there decides what agents run (docs/adr/0114-open-stores.md).
 """
 
 from __future__ import annotations
 
 from horovod.base.errors import AccessCode, coded
+from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
 
 from .address import ListenAddress
 from .store.etcd_address import EtcdAddress
@@ -40,6 +41,8 @@ def check_exposure(
             "or accept the risk with --insecure."
         )
         raise ValueError(coded(AccessCode.EXPOSED, sentence))
+    if not insecure:
+        _check_length(token, address, "--token-file, HOROVOD_TOKEN")
     if tls is None:
         return (
             f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
@@ -61,12 +64,25 @@ def check_web_exposure(address: ListenAddress, token: str | None, tls: bool, ins
             f"127.0.0.1:{address.port}, which only this host can connect to, or accept the risk with --insecure."
         )
         raise ValueError(coded(AccessCode.EXPOSED, sentence))
+    if not insecure:
+        _check_length(token, address, "--web-token-file")
     if not tls:
         return (
             f"The pages at {address} ask for a token, but without TLS it travels in the clear: whoever can read the "
             "network can take it and read the pages, but not join a job. --web-tls shows them over HTTPS."
         )
     return ""
+
+
+def _check_length(token: str | None, address: ListenAddress, options: str) -> None:
+    """ValueError for a token that other hosts could find by trying: they may connect as often as they like."""
+    if token is not None and len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        sentence = (
+            f"The token for {address} ({options}) has {len(token)} characters, so whoever can connect could find it by "
+            f"trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand -hex 32`, "
+            "or accept the risk with --insecure."
+        )
+        raise ValueError(coded(AccessCode.WEAK_TOKEN, sentence))
 
 
 def check_store_exposure(address: EtcdAddress, is_sealed: bool, insecure: bool) -> str:

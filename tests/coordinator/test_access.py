@@ -137,6 +137,7 @@ def test_every_method_is_for_one_job_or_closed_to_its_token() -> None:
 
 # -- who can connect ---------------------------------------------------------------------------------------------------
 TLS, MUTUAL = ServerTls("cert", "key"), ServerTls("cert", "key", "ca")
+LONG = "t" * MIN_CLUSTER_TOKEN_LENGTH
 
 
 @pytest.mark.parametrize(
@@ -147,8 +148,10 @@ TLS, MUTUAL = ServerTls("cert", "key"), ServerTls("cert", "key", "ca")
         ("192.0.2.1", None, None, False, "Refusing to listen"),
         ("192.0.2.1", None, TLS, False, "Refusing to listen"),
         ("192.0.2.1", None, MUTUAL, False, ""),
-        ("192.0.2.1", "t", TLS, False, ""),
-        ("192.0.2.1", "t", None, False, "travels in the clear"),
+        ("192.0.2.1", LONG, TLS, False, ""),
+        ("192.0.2.1", LONG, None, False, "travels in the clear"),
+        ("192.0.2.1", "t", TLS, False, "[weak-token]"),
+        ("192.0.2.1", "t", MUTUAL, False, "[weak-token]"),
         ("192.0.2.1", "t", None, True, "travels in the clear"),
         ("192.0.2.1", None, None, True, "serves everybody"),
         ("0.0.0.0", None, TLS, True, "serves everybody"),

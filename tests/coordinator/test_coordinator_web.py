@@ -38,6 +38,8 @@ from horovod.coordinator.web.server import Shown, web_server
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 
+READERS = "a-token-of-readers"
+
 
 def read(url: str, token: str | None = None, method: str = "GET", authority: str | None = None) -> tuple[int, str]:
     """authority: the file by which the server is known, for HTTPS."""
@@ -270,12 +272,14 @@ def test_who_may_read_is_decided_before_anything_listens(arguments: list[str], p
 def test_an_embedded_one_shows_nothing_to_strangers(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ValueError, match=ends_with(AccessCode.EXPOSED, "0.0.0.0:0")):
         EmbeddedCoordinator(web_listen="0.0.0.0:0").start()
-    with EmbeddedCoordinator(web_listen="0.0.0.0:0", web_token="readers") as coordinator:
+    with pytest.raises(ValueError, match=ends_with(AccessCode.WEAK_TOKEN, "0.0.0.0:0", "7 characters")):
+        EmbeddedCoordinator(web_listen="0.0.0.0:0", web_token="readers").start()
+    with EmbeddedCoordinator(web_listen="0.0.0.0:0", web_token=READERS) as coordinator:
         url = coordinator.web_address.replace("0.0.0.0", "127.0.0.1")
         for page in ("/", "/metrics"):
             assert read(url + page)[0] == 401
             assert read(url + page, coordinator.token)[0] == 401, "the members' token is another one"
-            assert read(url + page, "readers")[0] == 200
+            assert read(url + page, READERS)[0] == 200
         assert read(f"{url}/healthz")[0] == 200
     assert "without TLS it travels in the clear" in caplog.text
     caplog.clear()
@@ -347,13 +351,13 @@ def test_pages_over_https_with_a_certificate_that_is_renewed(tmp_path: Path, cap
     with pytest.raises(ValueError, match=ends_with(SettingCode.MISSING_SETTING, "web_tls=True", "tls=")):
         EmbeddedCoordinator(web_listen="0.0.0.0:0", web_tls=True)
     tls = ours.server()
-    with EmbeddedCoordinator(tls=tls, web_listen="0.0.0.0:0", web_token="readers", web_tls=True) as coordinator:
+    with EmbeddedCoordinator(tls=tls, web_listen="0.0.0.0:0", web_token=READERS, web_tls=True) as coordinator:
         url = coordinator.web_address.replace("0.0.0.0", "127.0.0.1")
         by_name = url.replace("127.0.0.1", "localhost")
         assert url.startswith("https://")
         assert read(f"{url}/metrics", authority=ours.file)[0] == 401
         for address in (url, by_name):  # a client that gives an address as the server's name, and one with a name
-            assert read(f"{address}/metrics", "readers", authority=ours.file)[0] == 200
+            assert read(f"{address}/metrics", READERS, authority=ours.file)[0] == 200
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             read(url, authority=other.file)
         assert "in the clear" not in caplog.text

@@ -174,6 +174,15 @@ def _ancestor(task: Task) -> list[str]:
 
 # -- between hosts -----------------------------------------------------------------------------------------------------
 def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
+    if len(token) < MIN_CLUSTER_TOKEN_LENGTH:
+        raise StartError(
+            coded(
+                AccessCode.WEAK_TOKEN,
+                f"{_they(task)}, and HOROVOD_TOKEN has {len(token)} characters, so whoever can connect to rank 0 could "
+                f"find it by trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
+                "rand -hex 32`.",
+            )
+        )
     # A rank with another token comes to the same port, so that it is told of that, and not that nobody is there.
     digest = hashlib.sha256(chr(0).join(task.run).encode()).digest()
     ports = task.ports or _PORTS
@@ -193,15 +202,6 @@ def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Setti
     """Over TLS with a certificate that rank 0 makes now, and that the others believe as it proves the token with it."""
     from horovod.launch.run_certificate import SERVER_NAME, unnamed_certificate
 
-    if len(token) < MIN_CLUSTER_TOKEN_LENGTH:
-        raise StartError(
-            coded(
-                AccessCode.WEAK_TOKEN,
-                f"{_they(task)}, and HOROVOD_TOKEN has {len(token)} characters, so whoever can connect to rank 0 could "
-                f"find it by trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
-                "rand -hex 32`.",
-            )
-        )
     if task.rank != 0:
         certificate = _await_rank_0(task, host, port, token, time.monotonic() + settings.start_timeout_seconds)
         _, path = unnamed_file(certificate.encode())
