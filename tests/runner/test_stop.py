@@ -245,7 +245,8 @@ def test_a_shell_that_starts_its_program_again_ends_too(launch: Launch, program:
     assert still_alive(family) == []
 
 
-def test_suspend_and_resume(launch: Launch, program: Program) -> None:
+def suspended(launch: Launch, program: Program) -> tuple[Launched, list[psutil.Process]]:
+    """A launcher that Ctrl-Z has stopped, and all processes of its rank, which are stopped as well."""
     source = "import subprocess\nsubprocess.Popen(['sleep', '600'])\nprint('ready')\nsignal.sigwait([signal.SIGUSR1])"
     launched = launch("-np", "1", *program(source), child=True)
     family = ready(launched, 1)
@@ -256,10 +257,22 @@ def test_suspend_and_resume(launch: Launch, program: Program) -> None:
     assert os.WIFSTOPPED(status)
     # The launcher has sent it the signal, which a process takes when it gets a processor.
     assert eventually(lambda: all(process.status() == psutil.STATUS_STOPPED for process in ranks))
+    return launched, family
+
+
+def test_suspend_and_resume(launch: Launch, program: Program) -> None:
+    launched, family = suspended(launch, program)
     launched.signal(signal.SIGCONT)
     launched.signal(signal.SIGTERM)
     code, _, _ = launched.finish()
     assert code == 143
+    assert still_alive(family) == []
+
+
+def test_nothing_is_left_of_a_job_whose_launcher_is_killed_after_ctrl_z(launch: Launch, program: Program) -> None:
+    """Nobody else would continue its ranks, which would be stopped for ever."""
+    launched, family = suspended(launch, program)
+    launched.signal(signal.SIGKILL)
     assert still_alive(family) == []
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from error_codes import ends_with
 from launching import DEADLINE_S, still_alive
+from resources import eventually
 from sshd_hosts import Hosts
 
 from horovod import __version__
@@ -181,14 +182,17 @@ def test_without_a_certificate_a_sentence_says_what_to_install(hosts: Hosts) -> 
     assert line.endswith(f"can take it. {ADVICE}")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_when_the_launcher_ends(hosts: Hosts, signum: signal.Signals) -> None:
+@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGKILL], [signal.SIGTSTP, signal.SIGKILL]])
+def test_nothing_is_left_when_the_launcher_ends(hosts: Hosts, signals: list[signal.Signals]) -> None:
     launched = Launch(hosts, UP, "-np", "4", "-H", spec(hosts))
     ranks = launched.ranks(4)
     agents = [parent for rank in ranks for parent in rank.parents()[:1]]
     launcher = psutil.Process(launched.process.pid)
     assert "horovod.launch" in " ".join(launcher.cmdline())
-    launcher.send_signal(signum)
+    for signum in signals:
+        launcher.send_signal(signum)
+        if signum == signal.SIGTSTP:
+            assert eventually(lambda: all(rank.status() == psutil.STATUS_STOPPED for rank in ranks))
     launched.finish()
     assert still_alive(ranks + agents) == []
 
