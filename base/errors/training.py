@@ -60,6 +60,10 @@ class TrainingCode(ErrorCode):
         "gradients-in-flight",
         "Gradients are being reduced. Call optimizer.synchronize() or optimizer.step() first.",
     )
+    UNTRUSTED_CHECKPOINT = (
+        "untrusted-checkpoint",
+        "A checkpoint in a store holds objects that could run code. Allow their classes in PyTorch, or begin anew.",
+    )
     DIFFERENT_METRICS = (
         "different-metrics",
         "Ranks have different metrics of an epoch. Give all of them the same metrics and validation data.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,16 @@ def estimator(backend: WorldBackend, tmp_path: Path) -> Callable[..., TorchEstim
     return make
 
 
+class Harmful:
+    """Makes the folder when it is unpickled."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (self._folder,)
+
+
 def one_process(store: Any, epochs: int) -> dict[str, torch.Tensor]:
     """The same training without Horovod and Lightning: each step over the batches of both ranks together."""
     from horovod.data import ParquetReader
@@ -109,7 +120,9 @@ def one_process(store: Any, epochs: int) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[..., TorchEstimator]) -> None:
+def test_is_training_on_one_process_and_resumes_it(
+    df: Any, estimator: Callable[..., TorchEstimator], tmp_path: Path
+) -> None:
     model = estimator(run_id="first", callbacks=[pl.callbacks.ModelCheckpoint(filename="{epoch}", save_top_k=-1)]).fit(
         df
     )
@@ -131,6 +144,14 @@ def test_is_training_on_one_process_and_resumes_it(df: Any, estimator: Callable[
     with pytest.raises(ValueError, match=ends_with(TrainingCode.CONTRADICTORY_ARGUMENTS, "layer.weight", "run_id")):
         estimator(run_id="first", epochs=4, model=other).fit(df)
     row = done.transform(df).first()
+    path = Path(store.get_checkpoint_path("first").removeprefix("file://"))
+    ran = tmp_path / "ran"
+    harmful = torch.load(path, weights_only=False) | {"callbacks": {"Own": Harmful(str(ran))}}
+    torch.save(harmful, path)
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.UNTRUSTED_CHECKPOINT, "'first'", "add_safe_globals")):
+        estimator(run_id="first", epochs=4).fit(df)
+    assert not ran.exists(), "the code of whoever has written the checkpoint ran"
+
     expected = resumed.getModel()(torch.tensor(row.features.toArray()).float()).item()
     assert row.label__output == pytest.approx(expected, rel=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from typing import Any
 
 import torch
@@ -166,10 +167,11 @@ class TorchEstimator(ModuleEstimator):
     ) -> Any:
         get = self.getOrDefault
         run_id = self._get_or_create_run_id()
-        checkpoint = self._read_checkpoint(run_id) if self._has_checkpoint(run_id) else None
+        checkpoint: bytes | None = None
         run: dict[str, Any] = {"epochs": 0, "history": [], "seed": self._seed()}
-        if checkpoint is not None:
-            run |= _loaded(checkpoint).get(RUN, {})
+        if self._has_checkpoint(run_id):
+            checkpoint, loaded = _of_earlier_run(run_id, self._read_checkpoint(run_id))
+            run |= loaded.get(RUN, {})
         self._warn_if_done(run_id, run["epochs"])
         package = package_of(get("model")) or import_lightning().__name__
         shaped = dict(zip(get("feature_cols"), get("input_shapes") or (), strict=False))
@@ -214,7 +216,29 @@ class TorchEstimator(ModuleEstimator):
         return self._made(self.get_model_class()(**arguments))
 
 
+def _of_earlier_run(run_id: str, content: bytes) -> tuple[bytes, dict[str, Any]]:
+    """The checkpoint of a store, and what it holds. It is written anew, so that ranks may load whatever there is in it.
+
+    ValueError if there are objects in it which run code when they are loaded. No key outlives a run, so whoever may
+    write to the store may have written it.
+    """
+    try:
+        loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise refused(
+            f"the run {run_id!r} can't go on with its checkpoint in the store, which holds more than tensors, numbers "
+            f"and texts ({found[1] if found else 'objects'}): loading it could run code of whoever has written it. If "
+            "only users of this job can write to the store, allow the classes of your callbacks' states with "
+            "torch.serialization.add_safe_globals([...]) before fit(). Otherwise give another run_id to begin anew.",
+            TrainingCode.UNTRUSTED_CHECKPOINT,
+        ) from error
+    copy = io.BytesIO()
+    torch.save(loaded, copy)
+    return copy.getvalue(), loaded
+
+
 def _loaded(content: bytes) -> dict[str, Any]:
-    # Lightning's checkpoints have objects of the user's callbacks in them; they are what this estimator wrote.
+    # Lightning's checkpoints have objects of the user's callbacks in them. These ranks of this run have written it.
     loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
     return loaded
