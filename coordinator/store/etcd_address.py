@@ -35,19 +35,20 @@ class EtcdAddress:
     def parse(cls, text: str) -> EtcdAddress:
         """Raises ValueError with a sentence, also where a file can't be read."""
         example = "etcd://h1:2379,h2:2379?ca=ca.pem"
-        parts = urlsplit(text)
-        if parts.scheme != SCHEME or parts.path or parts.fragment or "@" in parts.netloc:
+        scheme, _, rest = text.partition("://")  # some versions of urlsplit refuse brackets behind a comma
+        places, _, query = rest.partition("?")
+        if scheme != SCHEME or any(one in places for one in "/@") or "#" in rest:
             raise _invalid(f"The store {text!r} is no address of etcd; expected something like {example!r}.")
-        endpoints = [endpoint for endpoint in parts.netloc.split(",") if endpoint]
+        endpoints = [endpoint for endpoint in places.split(",") if endpoint]
         if not endpoints:
             raise _invalid(f"The store {text!r} names no host; expected something like {example!r}.")
         for endpoint in endpoints:
             if not _is_endpoint(endpoint):
                 raise _invalid(f"The store {text!r} has {endpoint!r} where HOST:PORT is expected, like h1:2379.")
         try:
-            pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         except ValueError:
-            pairs = [(parts.query, "")]
+            pairs = [(query, "")]
         options = dict(pairs)
         for name, value in pairs:
             if name not in OPTIONS or not value:

@@ -67,13 +67,13 @@ def test_a_peer_that_does_not_read_keeps_others_waiting_for_a_moment_only() -> N
 
 
 def test_what_all_ranks_announce_is_looked_at_once() -> None:
-    operations._of_bytes.cache_clear()
+    operations._signature_of.cache_clear()
     negotiation = Negotiation(1, 64)
     for rank in range(64):
         message = negotiation_pb2.NegotiationMessage(epoch=1, announce=[op(f"w{index}") for index in range(10)])
         answers = negotiation.receive(rank, message, float(rank))
     assert len(answers[0][1].plans) == 10
-    assert operations._of_bytes.cache_info().misses == 10
+    assert operations._signature_of.cache_info().misses == 10
 
 
 def test_the_oldest_announcement_says_how_long_an_operation_waits() -> None:

@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 from error_codes import ends_with
 
+from horovod.base import certificates
 from horovod.base.errors import AccessCode, ErrorCode, LaunchCode, SettingCode
 from horovod.base.job_tokens import job_of
 from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
-from horovod.launch import certificates, commands
+from horovod.launch import commands
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.session import Session

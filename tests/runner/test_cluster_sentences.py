@@ -17,8 +17,8 @@ from horovod.launch import commands
 from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, coordinators_of
 from horovod.launch.cluster.job_file.archive import pack
 from horovod.launch.cluster.job_file.job_file import _LOOK, JobFile
-from horovod.launch.cluster.job_file.located import LineError
 from horovod.launch.console.report import outcome_of
+from horovod.launch.located import LineError
 from horovod.protos.v1 import agents_pb2, jobs_pb2
 from horovod.worker.agent import __main__ as agent
 from horovod.worker.agent.code import CodeCache

@@ -13,7 +13,8 @@ from launching import LAUNCHER
 
 import horovod
 from horovod import __version__
-from horovod.launch import certificates, commands, task
+from horovod.base import certificates
+from horovod.launch import commands, task
 from horovod.launch.__main__ import run_commandline
 from horovod.launch.command_line.config_file import read_config
 from horovod.launch.console.standard_input import refusal_elsewhere

@@ -27,9 +27,10 @@ from tcp_proxy import Proxy
 
 from horovod.base.errors import AccessCode, ClusterCode, ErrorCode, SettingCode, WorldCode
 from horovod.base.proofs import NONCE, NONCE_LENGTH, PROOF, coordinator_proof
+from horovod.base.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.base.settings import resolve
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.launch.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
+from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2
 from horovod.rendezvous import join
 from horovod.rendezvous.task import Task
@@ -79,7 +80,7 @@ def impostor(certificate: UnnamedCertificate | None = None, **more: Any) -> Iter
     if certificate is None:
         found.port = server.add_insecure_port("127.0.0.1:0")
     else:
-        key, cert = (Path(name).read_bytes() for name in (certificate.server.key, certificate.server.cert))
+        key, cert = (Path(name).read_bytes() for name in (certificate.key, certificate.cert))
         found.port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(key, cert)]))
     server.start()
     try:
@@ -103,7 +104,9 @@ def rank_0() -> Iterator[EmbeddedCoordinator]:
     """The true coordinator."""
     with (
         made() as certificate,
-        EmbeddedCoordinator("127.0.0.1:0", TOKEN, tls=certificate.server, proves_token=True) as coordinator,
+        EmbeddedCoordinator(
+            "127.0.0.1:0", TOKEN, tls=ServerTls(certificate.cert, certificate.key), proves_token=True
+        ) as coordinator,
     ):
         yield coordinator
 
@@ -304,9 +307,15 @@ def test_who_shows_no_token_gets_a_proof_for_its_nonce_and_nothing_else(rank_0: 
 
 def test_a_coordinator_with_certificates_of_its_users_proves_nothing() -> None:
     """Its members know it by them."""
-    with made() as certificate, EmbeddedCoordinator("127.0.0.1:0", TOKEN, tls=certificate.server) as coordinator:
+    with (
+        made() as certificate,
+        EmbeddedCoordinator("127.0.0.1:0", TOKEN, tls=ServerTls(certificate.cert, certificate.key)) as coordinator,
+    ):
         assert proof_of(coordinator, ((NONCE, NONCE_OF_TEST),)) is None
-    for missing in ({"token": None, "tls": certificate.server}, {"token": TOKEN, "tls": None}):
+    for missing in (
+        {"token": None, "tls": ServerTls(certificate.cert, certificate.key)},
+        {"token": TOKEN, "tls": None},
+    ):
         with pytest.raises(ValueError, match=ends_with(SettingCode.MISSING_SETTING, "proves_token")):
             EmbeddedCoordinator(proves_token=True, **missing)
 

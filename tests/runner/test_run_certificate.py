@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.run_certificate import SERVER_NAME, RunCertificate, run_certificate
 from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.launch.run_certificate import SERVER_NAME, RunCertificate, run_certificate
+from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.session import Session
+from horovod.worker.runtime.tls import ClientTls
 
 
 def joins(certificate: RunCertificate) -> None:
     """A member joins a coordinator that has it. gRPC checks the certificate, the member's probe does it by OpenSSL."""
-    with EmbeddedCoordinator("127.0.0.1:0", token="t", tls=certificate.server) as coordinator:
-        session = Session(coordinator.address, "t", tls=certificate.client)
+    with EmbeddedCoordinator("127.0.0.1:0", token="t", tls=ServerTls(certificate.cert, certificate.key)) as coordinator:
+        session = Session(coordinator.address, "t", tls=ClientTls(certificate.ca, server_name=SERVER_NAME))
         host = membership_pb2.HostIdentity(name="node-a")
         try:
             session.join(
@@ -33,15 +35,15 @@ def joins(certificate: RunCertificate) -> None:
 
 
 def described(certificate: RunCertificate) -> dict[str, object]:
-    found: dict[str, object] = ssl._ssl._test_decode_cert(certificate.client.ca)  # type: ignore[attr-defined]
+    found: dict[str, object] = ssl._ssl._test_decode_cert(certificate.ca)  # type: ignore[attr-defined]
     return found
 
 
 def in_memory(certificate: RunCertificate) -> None:
     """A handshake by Python's ssl as strict as it can be."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(certificate.server.cert, certificate.server.key)
-    client = ssl.create_default_context(cafile=certificate.client.ca)
+    server.load_cert_chain(certificate.cert, certificate.key)
+    client = ssl.create_default_context(cafile=certificate.ca)
     client.verify_flags |= ssl.VERIFY_X509_STRICT
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
@@ -71,7 +73,7 @@ def test_openssl_makes_one_without_the_package(monkeypatch: pytest.MonkeyPatch) 
     with run_certificate() as certificate:
         if certificate is None:
             pytest.skip("no openssl here")
-        key = Path(certificate.server.key)
+        key = Path(certificate.key)
         assert key.stat().st_mode & 0o077 == 0
         assert key.parent.stat().st_mode & 0o077 == 0
         assert certificate.text().count("BEGIN CERTIFICATE") == 1
@@ -93,7 +95,7 @@ def test_another_run_s_is_not_believed() -> None:
             pytest.skip("neither openssl nor cryptography is here")
         assert one.text() != other.text()
         with pytest.raises(ssl.SSLCertVerificationError):
-            in_memory(RunCertificate(one.server, other.client))
+            in_memory(RunCertificate(one.cert, one.key, other.ca))
 
 
 @pytest.mark.usefixtures("without_openssl")

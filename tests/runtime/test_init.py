@@ -17,7 +17,7 @@ from runtime_harness import Program, allreduce_all, await_first, form_threads, t
 from horovod.base.errors import LaunchCode, SettingCode, WorldCode, coded
 from horovod.common import basics as hvd
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.worker.runtime import local_member
+from horovod.worker.runtime import plan
 from horovod.worker.runtime.errors import StartError
 
 
@@ -331,7 +331,7 @@ def test_a_failed_start_leaves_nothing(coordinator):
 
 
 def test_a_protocol_of_another_version_is_refused(coordinator, monkeypatch):
-    monkeypatch.setattr(local_member, "PROTOCOL_VERSION", 99)
+    monkeypatch.setattr(plan, "PROTOCOL_VERSION", 99)
     with pytest.raises(ValueError, match=ends_with(WorldCode.OTHER_VERSION, "99", coordinator.address)):
         hvd.init(coordinator.address, size=2)
 

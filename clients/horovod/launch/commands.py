@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _certs(args: argparse.Namespace) -> str:
-    from horovod.launch.certificates import make, renew
+    from horovod.base.certificates import make, renew
 
     hosts = [host.strip() for host in (args.hosts or "").split(",") if host.strip()]
     folder = Path(args.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
+from horovod.base.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.base.settings import Settings
 from horovod.coordinator.address import ListenAddress, everywhere
 from horovod.coordinator.config import CoordinatorConfig
@@ -15,7 +16,6 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.observed import pages_of, tell_pages
-from horovod.launch.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 
@@ -115,7 +115,7 @@ class OwnCoordinator:
             return None
         self._made = made
         self.certificate, self.server_name = made.text, SERVER_NAME
-        return made.server
+        return ServerTls(made.cert, made.key)
 
     def _close_files(self) -> None:
         if self._made is not None:

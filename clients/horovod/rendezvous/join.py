@@ -39,13 +39,13 @@ from horovod.rendezvous.meeting import Meeting, Published, folder, publish, read
 from horovod.rendezvous.task import Task
 from horovod.worker.runtime import context
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import given_token
 
 if TYPE_CHECKING:
+    from horovod.base.run_certificate import UnnamedCertificate
     from horovod.coordinator.server import EmbeddedCoordinator
     from horovod.coordinator.tls import ServerTls
-    from horovod.launch.run_certificate import UnnamedCertificate
+    from horovod.worker.runtime.tls import ClientTls
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +174,8 @@ def _ancestor(task: Task) -> list[str]:
 
 # -- between hosts -----------------------------------------------------------------------------------------------------
 def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -> _Met:
+    from horovod.worker.runtime.tls import ClientTls
+
     if len(token) < MIN_CLUSTER_TOKEN_LENGTH:
         raise StartError(
             coded(
@@ -200,7 +202,8 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
 
 def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Settings) -> _Met:
     """Over TLS with a certificate that rank 0 makes now, and that the others believe as it proves the token with it."""
-    from horovod.launch.run_certificate import SERVER_NAME, unnamed_certificate
+    from horovod.base.run_certificate import SERVER_NAME, unnamed_certificate
+    from horovod.coordinator.tls import ServerTls
 
     if task.rank != 0:
         certificate = _await_rank_0(task, host, port, token, time.monotonic() + settings.start_timeout_seconds)
@@ -217,11 +220,11 @@ def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Setti
             )
         )
     try:
-        coordinator = _open(f"0.0.0.0:{port}", token, made.server, proves_token=True)
+        coordinator = _open(f"0.0.0.0:{port}", token, ServerTls(made.cert, made.key), proves_token=True)
     except BaseException:
         made.close()
         raise
-    tls = {"tls_ca": made.believed, "tls_server_name": SERVER_NAME}
+    tls = {"tls_ca": made.ca, "tls_server_name": SERVER_NAME}
     return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, certificate=made, tls=tls)
 
 
@@ -247,7 +250,7 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
     token: rank 0 has to prove that it knows it, and the certificate with which it did, in PEM, is returned. None: it is
     known by a certificate of the settings; "" is returned.
     """
-    from horovod.launch.run_certificate import SERVER_NAME
+    from horovod.base.run_certificate import SERVER_NAME
     from horovod.worker.runtime.token_proof import UnprovenError, proven_certificate
 
     while True:

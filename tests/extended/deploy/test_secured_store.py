@@ -29,9 +29,9 @@ from launching import Launched
 from resources import eventually
 
 from benchmarks.ports import free_ports
+from horovod.base.certificates import make
 from horovod.coordinator.__main__ import _config, _parser
 from horovod.coordinator.store.seal import MAGIC
-from horovod.launch.certificates import make
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 pytest.importorskip("cryptography", reason="cryptography makes the certificates")

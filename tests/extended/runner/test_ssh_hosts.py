@@ -21,7 +21,7 @@ from sshd_hosts import Hosts
 
 from horovod import __version__
 from horovod.base.errors import ClusterCode, LaunchCode, code_of, without_code
-from horovod.launch.run_certificate import ADVICE
+from horovod.base.run_certificate import ADVICE
 
 SOURCES = Path(__file__).parents[3] / "clients" / "horovod"
 LAUNCHER = [sys.executable, "-m", "horovod.launch"]

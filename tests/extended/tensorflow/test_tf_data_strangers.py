@@ -20,7 +20,7 @@ from error_codes import ends_with
 from other_user import start_as_other_user
 
 from horovod.base.errors import TrainingCode
-from horovod.launch.run_certificate import run_certificate
+from horovod.base.run_certificate import run_certificate
 
 _DEADLINE_S = 60.0
 
@@ -175,7 +175,7 @@ def _in_the_middle(target: tuple[str, int], own_tls: bool) -> Iterator[tuple[str
     with run_certificate() as certificate, socket.create_server(("127.0.0.1", 0)) as listener:
         assert certificate is not None
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(certificate.server.cert, certificate.server.key)
+        tls.load_cert_chain(certificate.cert, certificate.key)
 
         def copy(source: socket.socket, sink: socket.socket) -> None:
             with contextlib.suppress(OSError):

@@ -11,7 +11,7 @@ import yaml
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.setting import Setting
 from horovod.base.settings import SETTINGS
-from horovod.launch.cluster.job_file.located import MAX_EXPANDED, expanded
+from horovod.launch.located import MAX_EXPANDED, expanded
 
 _CONTROLLERS = ("gloo", "mpi")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
+from horovod.base.run_certificate import ADVICE, SERVER_NAME, run_certificate
 from horovod.base.settings import Settings, resolve
 from horovod.base.tasks import end_tasks
 from horovod.base.words import reason_of
@@ -23,6 +24,7 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.loops import quiet
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Exchange
+from horovod.coordinator.tls import ServerTls
 from horovod.launch.cluster.client import Access, FollowedJob
 from horovod.launch.cluster.launch import attended, job_of, show
 from horovod.launch.console.progress import Progress, Seen, hosts_sentence, seen_by
@@ -31,7 +33,6 @@ from horovod.launch.console.terminal import terminal_size
 from horovod.launch.elastic.request import Supply
 from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.observed import pages_of, tell_pages, traced
-from horovod.launch.run_certificate import ADVICE, run_certificate
 from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.launch.ssh.remote_agent import (
     RemoteAgent,
@@ -47,6 +48,7 @@ from horovod.rendezvous.hosts import HostSlots, remote
 from horovod.worker.agent.bound import remove_leftovers
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.host import choose_interfaces, interfaces
+from horovod.worker.runtime.tls import ClientTls
 
 _AT_ONCE = 64  # connections of ssh that are being made at one time
 
@@ -247,7 +249,7 @@ def run_on_hosts(
             CoordinatorConfig(
                 everywhere(),
                 token,
-                tls=certificate.server if certificate else None,
+                tls=ServerTls(certificate.cert, certificate.key) if certificate else None,
                 tls_advice=ADVICE,
                 services=() if exchange is None else (exchange,),
                 limits=limits,
@@ -266,8 +268,9 @@ def run_on_hosts(
             "alone_s": limits.reattach_grace_s + limits.keepalive_timeout_s,
         }
         if certificate is not None:
-            order |= {"ca": certificate.text(), "server_name": certificate.client.server_name}
-        access = Access([f"127.0.0.1:{port}"], token, certificate.client if certificate else None)
+            order |= {"ca": certificate.text(), "server_name": SERVER_NAME}
+        tls = ClientTls(certificate.ca, server_name=SERVER_NAME) if certificate else None
+        access = Access([f"127.0.0.1:{port}"], token, tls)
 
         job_name = ""
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
-from horovod.launch.run_certificate import run_certificate
+from horovod.base.run_certificate import run_certificate
 from horovod.tensorflow.data.relay import DONE, MOST_PACKET_BYTES
 from horovod.tensorflow.data.rendezvous import host_address
 
@@ -170,8 +170,8 @@ class Relay:
                         "name": server,
                         "port": fence.port,
                         "guard_port": fence.guard_port,
-                        "certificate": certificate.server.cert,
-                        "private_key": certificate.server.key,
+                        "certificate": certificate.cert,
+                        "private_key": certificate.key,
                     },
                     [listener.fileno(), fence.listener],
                 )

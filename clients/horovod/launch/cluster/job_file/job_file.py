@@ -11,10 +11,10 @@ from typing import Any
 
 from horovod.base.errors import ClusterCode
 from horovod.base.settings import ROWS
-from horovod.launch.cluster.job_file.located import LineError, Located, load
 from horovod.launch.cluster.job_file.schema import check
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import REPLACEMENTS_PER_PROCESS, Replacement
+from horovod.launch.located import LineError, Located, load
 from horovod.protos.v1 import jobs_pb2
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}

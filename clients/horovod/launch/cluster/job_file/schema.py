@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from horovod.launch.cluster.job_file.located import LineError, Located
+from horovod.launch.located import LineError, Located
 
 SCHEMA = Path(__file__).with_name("schema.json")
 KNOWN = {

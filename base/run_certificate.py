@@ -1,4 +1,5 @@
-"""The certificate by which agents on other hosts know the launcher of `horovodrun -H` (docs/adr/0070).
+"""The certificate by which agents on other hosts know the launcher of `horovodrun -H` (docs/adr/0070), and ranks know
+rank 0 (docs/adr/0115) and relays of a tf.data service each other (docs/adr/0116).
 
 It counts for one run, and its key stays in a folder of the launcher that only its user can open. Agents get the
 certificate with their order, over ssh, and believe that one alone. So nothing else has to sign it: it signs itself.
@@ -17,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from horovod.base.tls import unnamed_file
-from horovod.coordinator.tls import ServerTls
-from horovod.worker.runtime.tls import ClientTls
 
 SERVER_NAME = "launcher.horovod"
 ADVICE = (
@@ -59,23 +58,25 @@ subjectKeyIdentifier = hash
 
 @dataclass(frozen=True)
 class RunCertificate:
-    """Both sides of it. The coordinator follows the files, so the folder has to stay while it serves."""
+    """Paths of its files, in PEM. The coordinator follows the files, so the folder has to stay while it serves."""
 
-    server: ServerTls
-    client: ClientTls
+    cert: str
+    key: str
+    ca: str  # what members and agents trust, for SERVER_NAME
 
     def text(self) -> str:
-        """The certificate that agents trust, in PEM."""
-        return Path(self.client.ca).read_text()
+        """The certificate that they trust."""
+        return Path(self.ca).read_text()
 
 
 @dataclass
 class UnnamedCertificate:
     """One whose files have no names, for a coordinator in a process that may be killed and would leave files behind."""
 
-    server: ServerTls
-    believed: str  # the path of what members trust
-    text: str  # the same in PEM
+    cert: str
+    key: str
+    ca: str  # the path of what members trust, for SERVER_NAME
+    text: str  # the same, in PEM
     _descriptors: list[int]
 
     def close(self) -> None:
@@ -89,9 +90,9 @@ def unnamed_certificate() -> UnnamedCertificate | None:
     with run_certificate() as made:
         if made is None:
             return None
-        files = [unnamed_file(Path(path).read_bytes()) for path in (made.server.cert, made.server.key, made.client.ca)]
-        cert, key, believed = (path for _, path in files)
-        return UnnamedCertificate(ServerTls(cert, key), believed, made.text(), [descriptor for descriptor, _ in files])
+        files = [unnamed_file(Path(path).read_bytes()) for path in (made.cert, made.key, made.ca)]
+        cert, key, ca = (path for _, path in files)
+        return UnnamedCertificate(cert, key, ca, made.text(), [descriptor for descriptor, _ in files])
 
 
 @contextlib.contextmanager
@@ -135,7 +136,7 @@ def _by_package(folder: Path) -> RunCertificate | None:
         import cryptography  # noqa: F401 - only whether it is there
     except ImportError:
         return None
-    from horovod.launch.certificates import make
+    from horovod.base.certificates import make
 
     make(folder / "made", [SERVER_NAME], days=_DAYS)
     made = folder / "made"
@@ -143,4 +144,4 @@ def _by_package(folder: Path) -> RunCertificate | None:
 
 
 def _pair(certificate: Path, key: Path, believed: Path) -> RunCertificate:
-    return RunCertificate(ServerTls(str(certificate), str(key)), ClientTls(str(believed), server_name=SERVER_NAME))
+    return RunCertificate(str(certificate), str(key), str(believed))
