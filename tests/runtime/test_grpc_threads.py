@@ -57,3 +57,25 @@ def test_threads_of_a_stream_that_is_over_as_soon_as_it_has_begun(channel: grpc.
     waiting.join()
     assert waited
     assert not threads_of_streams()
+
+
+def test_another_thread_that_begins_meanwhile_is_not_waited_for(channel: grpc.Channel):
+    threads, over, end = GrpcThreads(), threading.Event(), threading.Event()
+    other = threading.Thread(target=end.wait, daemon=True)
+
+    def brief(requests: Iterator[bytes], metadata: Any) -> grpc.Call:
+        call = channel.stream_stream("/test/stream")(requests, metadata=metadata)
+        assert call.add_callback(over.set)
+        call.cancel()
+        assert over.wait(30)
+        other.start()
+        return call
+
+    threads.start(brief, iter(()))
+    waiting = threading.Thread(target=threads.join, args=(60,), daemon=True)
+    waiting.start()
+    waiting.join(30)
+    was_through = not waiting.is_alive()
+    end.set()
+    assert was_through
+    assert not threads_of_streams()

@@ -40,9 +40,8 @@ class GrpcThreads:
             self._unknown += 2
         if not call.add_callback(self._remember):
             # It is over already (a name that cannot be resolved is enough), but the thread that told of it may not be.
-            # Either this call started that thread, or an earlier one did, which is known or will tell. Whatever else
-            # started a thread just now is waited for as well; that is rare and has the limit of `join`.
-            began = {thread for thread in threading.enumerate() if thread.daemon and thread.is_alive()} - before
+            # Either this call started that thread, or an earlier one did, which is known or will tell.
+            began = {thread for thread in threading.enumerate() if _is_of_grpc(thread)} - before
             with self._changed:
                 self._unknown -= 1
                 self._threads |= began
@@ -70,3 +69,10 @@ class GrpcThreads:
             self._unknown -= 1
             self._threads = {thread for thread in self._threads if thread.is_alive()} | {threading.current_thread()}
             self._changed.notify_all()
+
+
+def _is_of_grpc(thread: threading.Thread) -> bool:
+    """As far as the thread says what it runs; one that is about to end says nothing any more."""
+    runs = getattr(thread, "_target", None)
+    may_be = runs is None or str(getattr(runs, "__module__", "")).startswith("grpc.")
+    return thread.daemon and may_be and thread.is_alive()
