@@ -41,12 +41,17 @@ def test_on_loopback_the_launcher_prints_the_link_that_opens_them(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("token", "code", "error"),
-    [(None, 2, AccessCode.EXPOSED), ("missing", 1, AccessCode.UNUSABLE_TOKEN), ("readers", 0, None)],
+    [
+        (None, 2, AccessCode.EXPOSED),
+        ("missing", 1, AccessCode.UNUSABLE_TOKEN),
+        ("readers", 2, AccessCode.WEAK_TOKEN),
+        ("readers-of-its-pages", 0, None),
+    ],
 )
 def test_off_loopback_a_token_is_needed(token: str | None, code: int, error: ErrorCode | None, tmp_path: Path) -> None:
     (port,) = free_ports(1)
     file = tmp_path / "token"
-    if token == "readers":
+    if token not in (None, "missing"):
         file.write_text(token)
         file.chmod(0o600)
     environ = {"HOROVOD_WEB_LISTEN": f"0.0.0.0:{port}"} | ({"HOROVOD_WEB_TOKEN_FILE": str(file)} if token else {})
