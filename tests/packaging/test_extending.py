@@ -1,0 +1,43 @@
+"""The chapters of docs/extending.md, carried out in copies of the tree: what is tested is the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from error_codes import ends_with
+from page_steps import Tree, steps, touched
+
+from horovod.base.errors import SettingCode
+
+PAGE = "docs/extending.md"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    copy = Tree(tmp_path, ["docs", "csrc/base", "CHANGELOG.md"])
+    copy.use_built()
+    return copy
+
+
+def test_an_error_code(tree: Tree) -> None:
+    found = steps(PAGE, "## An error code")
+    assert touched(found) == {"base/errors/settings.py", "clients/horovod/rendezvous/hosts.py"}
+    tree.follow(found)
+    assert "| `dot-after-host` |" in (tree.folder / "docs/errors.md").read_text()
+    said = tree.test("tests/runner/test_hosts.py", "tests/runtime/test_error_codes.py")
+    assert "test_a_dot_after_a_host_is_refused PASSED" in said
+    assert "test_the_page_is_current PASSED" in said
+
+
+def test_a_setting(tree: Tree) -> None:
+    found = steps(PAGE, "## A setting")
+    assert touched(found) == {"base/settings/training.py", "worker/runtime/context.py"}
+    tree.follow(found)
+    said = tree.test("tests/runtime/test_niceness.py", "tests/runner/test_settings_table.py", "-k", "niceness or page")
+    assert "test_a_process_gives_way PASSED" in said
+    assert "test_flag_and_key_reach_the_ranks[niceness] PASSED" in said
+    assert "test_the_page_in_docs_is_current PASSED" in said
+    refused = tree.refusal("python", "-m", "horovod.launch", "-np", "1", "--niceness", "20", "true")
+    assert re.search(ends_with(SettingCode.INVALID_SETTING, "--niceness='20' ", "an integer from 0 to 19"), refused)
