@@ -1,4 +1,4 @@
-"""What a coordinator counts. Names and meanings are listed in docs/observability.md."""
+"""What a coordinator counts: names, labels and meanings, of which docs/metrics.md is made (metrics_page.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class CoordinatorMetrics:
         per_job = ("job",)
         self.worlds_formed = registry.counter("horovod_worlds_formed_total", "Worlds that were formed", per_job)
         self.announcements = registry.counter(
-            "horovod_announcements_total", "Operations that ranks announced, each rank's counted", per_job
+            "horovod_announcements_total",
+            "Operations that ranks announced, each rank's counted; in steady state it stands still",
+            per_job,
         )
         self.plans = registry.counter("horovod_plans_total", "Operations on which all ranks agreed", per_job)
         self.disagreements = registry.counter(
@@ -31,22 +33,31 @@ class CoordinatorMetrics:
             "horovod_stall_warnings_total", "Warnings about operations that wait for some rank", per_job
         )
         self.losses = registry.counter(
-            "horovod_members_lost_total", "Members that ended without leaving, by the evidence", ("job", "evidence")
+            "horovod_members_lost_total",
+            "Members that ended without leaving, by the evidence: process_ended (somebody saw the process end, or its "
+            "host is lost), connection_lost (its connections broke and did not come back), of elastic jobs stopped "
+            "(its process stood still) and cut_off (its host acknowledged nothing), other (another process took its "
+            "place)",
+            ("job", "evidence"),
         )
         self.forming_seconds = registry.histogram(
             "horovod_forming_seconds",
-            "How long a job was without a whole world before one formed",
+            "How long a job was without a whole world before one formed: since its first process came, or since the "
+            "first member of the last world was gone",
             per_job,
             (*SECONDS, 30.0, 60.0, 300.0, 600.0),
         )
-        self.refusals = registry.counter("horovod_refusals_total", "Processes that were refused", ("what",))
+        self.refusals = registry.counter(
+            "horovod_refusals_total", "Processes that were refused: join or attach", ("what",)
+        )
         self.store_seconds = registry.histogram(
             "horovod_store_seconds", "How long calls of the store took", ("operation", "result")
         )
         registry.gauge("horovod_worlds", "Worlds that run", lambda: {(): sum(job.epoch > 0 for job in overview())})
         registry.gauge(
             "horovod_members",
-            "Members by state: in a world, in a world without a connection to the coordinator, waiting for a world",
+            "Members by state: present, away (without a connection to the coordinator, and may come back) or waiting "
+            "for a world",
             self._members,
             ("job", "state"),
         )
@@ -54,7 +65,9 @@ class CoordinatorMetrics:
         registry.gauge(
             "horovod_newcomers", "Processes that wait until the job's world takes them in", self._newcomers, per_job
         )
-        registry.gauge("horovod_epoch", "Number of the job's world", self._epochs, per_job)
+        registry.gauge(
+            "horovod_epoch", "Number of the job's world, which rises with each re-formation", self._epochs, per_job
+        )
         self._rank_gauge("horovod_rank_operations_total", "Operations that a rank has run", "operations")
         self._rank_gauge("horovod_rank_bytes_total", "Bytes of the operations that a rank has run", "bytes")
         self._rank_gauge(

@@ -113,7 +113,7 @@ class Tree:
         environment = self.folder / ".venv"
         self._programs = environment / "bin"
         self._programs.mkdir(parents=True)
-        base = Path(sys._base_executable)  # type: ignore[attr-defined]
+        base = Path(sys._base_executable)
         (environment / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
         (self._programs / "python").symlink_to(base)
         packages = environment / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
@@ -165,6 +165,7 @@ class Tree:
 
     def _done(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PATH": os.pathsep.join([str(self._programs), os.environ["PATH"]])}
+        environment.pop("PYTHONPATH", None)
         environment.pop("HOROVOD_TEST_TIER", None)  # the tests of the copy are those of `make test`
         program = shutil.which(command[0], path=environment["PATH"])
         assert program is not None, command[0]

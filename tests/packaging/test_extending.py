@@ -41,3 +41,13 @@ def test_a_setting(tree: Tree) -> None:
     assert "test_the_page_in_docs_is_current PASSED" in said
     refused = tree.refusal("python", "-m", "horovod.launch", "-np", "1", "--niceness", "20", "true")
     assert re.search(ends_with(SettingCode.INVALID_SETTING, "--niceness='20' ", "an integer from 0 to 19"), refused)
+
+
+def test_a_metric(tree: Tree) -> None:
+    found = steps(PAGE, "## A metric")
+    assert touched(found) == {"coordinator/metrics.py", "coordinator/services/hub.py"}
+    tree.follow(found)
+    assert "| `horovod_members_returned_total` | counter | `job` |" in (tree.folder / "docs/metrics.md").read_text()
+    said = tree.test("tests/coordinator/test_returned_members.py", "tests/telemetry/test_registry.py")
+    assert "test_members_that_come_back_are_counted PASSED" in said
+    assert "test_the_page_of_metrics_is_current PASSED" in said

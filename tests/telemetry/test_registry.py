@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from horovod.base.telemetry import Registry
 from horovod.base.telemetry import registry as registry_module
 from horovod.base.telemetry.logs import JsonFormatter, about
 from horovod.base.telemetry.prometheus import text_of
+from horovod.coordinator.metrics_page import markdown
 
 
 def test_counters_and_gauges_as_text() -> None:
@@ -103,3 +105,8 @@ def test_an_error_has_its_traceback() -> None:
         info = (type(error), error, error.__traceback__)
         record = logging.LogRecord("x", logging.ERROR, "x.py", 1, "failed", (), info)
     assert json.loads(JsonFormatter().format(record))["error"].endswith("RuntimeError: why")
+
+
+def test_the_page_of_metrics_is_current() -> None:
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    assert page == markdown(), "python -m horovod.coordinator.metrics_page > docs/metrics.md"
