@@ -70,7 +70,7 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.commands": _LAUNCHERS,
     "launch.manual": "base launch.command_line launch.commands",
     "launch.__main__": f"{_LAUNCHERS} launch.commands launch.function",
-    "runner": f"{_LAUNCH} common launch launch.__main__ launch.function",
+    "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",
     "ray": f"{_LAUNCH} common launch launch.elastic launch.ssh runner",
     "spark": f"{_LAUNCH} common launch launch.elastic launch.console runner data lightning torch tensorflow "
     "tensorflow.data _keras",
@@ -79,7 +79,6 @@ ROOMS: Final[Mapping[str, str]] = {
 }
 
 # Arrows against the table or in a circle that are there today, each with what removes it. The aim is none.
-_DISCOVERY: Final = "the discovery of hosts belongs into launch/elastic, and runner has the older names"
 _KERAS: Final = "what TensorFlow's functions need of it belongs into tensorflow or common"
 _KINDS: Final = "kinds of optimizers are chosen in a room above their wrappers"
 _STORES: Final = "the choice of a store belongs into a module above all of them"
@@ -92,11 +91,6 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("horovod.tensorflow", "horovod.tensorflow.mpi_ops"): "as in horovod.torch",
     ("horovod.common.basics", "horovod.common.compatibility"): "basics.HorovodBasics is an older name",
     ("horovod.common.process_sets", "horovod.common.ops.questions"): "process sets are to be told by a call-back",
-    ("horovod.launch.elastic.discovering", "horovod.runner.elastic.discovery"): _DISCOVERY,
-    ("horovod.launch.elastic.discovering", "horovod.runner.elastic.driver"): _DISCOVERY,
-    ("horovod.launch.elastic.request", "horovod.runner.elastic.discovery"): _DISCOVERY,
-    ("horovod.launch.function", "horovod.runner.elastic.discovery"): _DISCOVERY,
-    ("horovod.launch.function", "horovod.runner.elastic.driver"): _DISCOVERY,
     ("horovod.tensorflow.elastic", "horovod._keras.elastic"): _KERAS,
     ("horovod.tensorflow.optimizer", "horovod._keras.kinds"): _KERAS,
     ("horovod.tensorflow.same_weights", "horovod._keras.held"): _KERAS,

@@ -13,6 +13,7 @@ from launching import still_alive
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
 from horovod.common.elastic import HostUpdateResult
 from horovod.coordinator.core.elastic.cooldown import Cooldown
+from horovod.launch.elastic import times
 from horovod.runner.elastic import constants, discovery, driver
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager
 
@@ -77,7 +78,7 @@ def test_a_script_that_cannot_be_run(tmp_path: Path) -> None:
 def test_a_script_that_hangs_is_killed_with_all_that_it_started(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "SCRIPT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("horovod.launch.elastic.discovery.SCRIPT_TIMEOUT_S", 0.5)
     pids = tmp_path / "pids"
     hangs = HostDiscoveryScript(script(f"sleep 600 & echo $! $$ > {pids}; echo asking >&2; wait"))
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.DISCOVERY_FAILED, "0.5 s", "asking")):
@@ -151,3 +152,10 @@ def test_names_that_programs_import() -> None:
     assert constants.RESET_LIMIT_EXCEEDED_MESSAGE.format(3).endswith("exceeded limit: 3")
     assert driver.DISCOVER_HOSTS_FREQUENCY_SECS == 1.0
     assert driver.ELASTIC_TIMEOUT_SECS == 600
+
+
+def test_what_programs_change_is_what_launchers_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("horovod.runner.elastic.driver.DISCOVER_HOSTS_FREQUENCY_SECS", 0.25)
+    assert times.period_s() == 0.25
+    monkeypatch.setattr(driver, "DISCOVER_HOSTS_FREQUENCY_SECS", -1)
+    assert times.period_s() == 0.0

@@ -261,6 +261,12 @@ def test_verbose_shows_tracebacks(horovodrun: Run) -> None:
     assert "Traceback" in done.stderr
 
 
+def test_the_command_line_needs_neither_the_public_functions_nor_the_engine() -> None:
+    names = "[m for m in sys.modules if m.startswith('horovod.common') or m in ('horovod._core', 'grpc')]"
+    script = f"import sys; import horovod.launch.__main__; print({names})"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True, timeout=60).strip() == "[]"
+
+
 def test_version_and_help(horovodrun: Run) -> None:
     import horovod
 

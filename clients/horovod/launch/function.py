@@ -22,17 +22,17 @@ from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.launch import task
 from horovod.launch.command_line.flags import interface_variable
 from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.elastic import times
 from horovod.launch.elastic.request import ElasticRequest
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.runner.elastic import driver
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
 
 _ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in fields(ElasticRequest)))}
 
 if TYPE_CHECKING:
+    from horovod.launch.elastic.discovery import HostDiscovery
     from horovod.protos.v1.jobs_pb2 import JobRecord
-    from horovod.runner.elastic.discovery import HostDiscovery
 
 
 def run(
@@ -138,7 +138,7 @@ def run(
         supply = request.supply()
         if supply is not None:
             setting = ROWS["elastic_timeout_seconds"]
-            environ.setdefault(setting.env, str(driver.ELASTIC_TIMEOUT_SECS))
+            environ.setdefault(setting.env, str(times.ELASTIC_TIMEOUT_SECS))
         elastic = Elastic(num_proc, replacement, supply) if replacement is not None else None
         there = FunctionOnHosts(call, () if supply is not None else names, executable, elastic)
         ssh = SshOptions(ssh_port, ssh_identity_file)

@@ -18,7 +18,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
-from horovod.launch.elastic.discovering import period_s
+from horovod.launch.elastic.times import period_s
 from horovod.ray.adapter import BaseParams
 
 _MOST = 64  # requests at one time

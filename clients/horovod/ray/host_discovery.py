@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from horovod.base.errors import SettingCode, coded
-from horovod.runner.elastic.discovery import HostDiscovery
+from horovod.launch.elastic.discovery import HostDiscovery
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
+from horovod.launch.elastic import times
 from horovod.launch.task import packed
 from horovod.runner.common.util.timeout import TimeoutException
-from horovod.runner.elastic import driver
 from horovod.spark.cluster import SparkCluster, why_unusable
 from horovod.spark.job import ElasticSizes, Request, run_request
 from horovod.spark.slots import never_enough
@@ -137,7 +137,7 @@ def run_elastic(
     if elastic_timeout is not None:
         timeout_s = float(row.check(elastic_timeout, "elastic_timeout"))
     else:
-        timeout_s = resolve().elastic_timeout_seconds if row.text(os.environ) else float(driver.ELASTIC_TIMEOUT_SECS)
+        timeout_s = resolve().elastic_timeout_seconds if row.text(os.environ) else float(times.ELASTIC_TIMEOUT_SECS)
     request = Request(
         packed(fn, args, kwargs or {}),
         size,

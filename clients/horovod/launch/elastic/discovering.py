@@ -15,21 +15,16 @@ from typing import Any
 
 from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without_code
 from horovod.base.words import printable
-from horovod.runner.elastic import discovery, driver
+from horovod.launch.elastic.discovery import HostDiscovery, HostDiscoveryScript
 
 ANSWER_TIMEOUT_S = 60.0  # for an answer; a script is killed earlier, by HostDiscoveryScript
 _NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 
 
-def period_s() -> float:
-    """Between two questions. Programs change it while they run."""
-    return max(0.0, float(driver.DISCOVER_HOSTS_FREQUENCY_SECS))
-
-
 class Discovering:
     """Used in one event loop. Each question is asked in a thread of its own: a discovery may block."""
 
-    def __init__(self, source: discovery.HostDiscovery, tell: Callable[[str], None]) -> None:
+    def __init__(self, source: HostDiscovery, tell: Callable[[str], None]) -> None:
         """tell: gets each sentence for the user."""
         self._source = source
         self._tell = tell
@@ -65,7 +60,7 @@ class Discovering:
 
     def stop(self) -> None:
         """Stops asking. A script that still runs is killed."""
-        if isinstance(self._source, discovery.HostDiscoveryScript):
+        if isinstance(self._source, HostDiscoveryScript):
             self._source.stop()
 
     async def _answer(self) -> dict[str, int]:
@@ -120,5 +115,5 @@ def checked(found: Any, name: str) -> dict[str, int]:
     return dict(found)
 
 
-def _name(source: discovery.HostDiscovery) -> str:
+def _name(source: HostDiscovery) -> str:
     return f"The discovery of hosts, {type(source).__name__},"

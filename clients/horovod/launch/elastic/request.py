@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
-from horovod.runner.elastic.discovery import HostDiscovery, HostDiscoveryScript, command_of
+from horovod.launch.elastic.discovery import HostDiscovery, HostDiscoveryScript, command_of
 
 _COOLDOWN_LIMIT_S = 3600
 # By default. A program that fails at its start would else be started without end.

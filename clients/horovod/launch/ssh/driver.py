@@ -28,8 +28,9 @@ from horovod.coordinator.core.elastic import hosts as core
 from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.coordinator.core.elastic.decision import limit_in_words
 from horovod.launch.console.progress import Progress
-from horovod.launch.elastic.discovering import Discovering, period_s
+from horovod.launch.elastic.discovering import Discovering
 from horovod.launch.elastic.request import Supply
+from horovod.launch.elastic.times import period_s
 from horovod.protos.v1 import jobs_pb2
 from horovod.rendezvous.hosts import HostSlots
 from horovod.worker.agent.output import Console

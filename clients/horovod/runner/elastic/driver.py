@@ -1,8 +1,12 @@
-"""How often launchers look for hosts. Programs change the values here, so they are read whenever they are used."""
+"""Where programs change how often hosts are looked for: this module is horovod.launch.elastic.times itself.
 
-from __future__ import annotations
+Names that were imported from there would be copies, and a program that sets them would change nothing.
+"""
 
-DISCOVER_HOSTS_FREQUENCY_SECS = 1.0  # between two questions to a discovery of hosts
-ELASTIC_TIMEOUT_SECS = 600  # for how long a job may have too few processes, unless HOROVOD_ELASTIC_TIMEOUT says it
+import sys
 
-__all__ = ["DISCOVER_HOSTS_FREQUENCY_SECS", "ELASTIC_TIMEOUT_SECS"]
+from horovod.launch.elastic import times
+from horovod.launch.elastic.times import DISCOVER_HOSTS_FREQUENCY_SECS as DISCOVER_HOSTS_FREQUENCY_SECS
+from horovod.launch.elastic.times import ELASTIC_TIMEOUT_SECS as ELASTIC_TIMEOUT_SECS
+
+sys.modules[__name__] = times
