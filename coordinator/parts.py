@@ -11,9 +11,7 @@ from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, job_token
 from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 from horovod.base.version import __version__
-from horovod.protos.v1.agents_pb2 import AgentMessage, ConnectedRequest, GetCodeRequest
-from horovod.protos.v1.membership_pb2 import AttendanceRequest, MemberMessage, ServesRequest
-from horovod.protos.v1.negotiation_pb2 import NegotiationMessage
+from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2
 
 from .address import ListenAddress
 from .config import CoordinatorConfig
@@ -23,11 +21,11 @@ from .services.auth import Access
 from .services.cluster import ClusterHub
 from .services.health import add_health_to_server
 from .services.hub import Hub
-from .services.jobs import JobsService, add_jobs_to_server
+from .services.jobs import JobsService
 from .services.membership import MembershipService
 from .services.negotiation import NegotiationService
 from .services.peers import Peers
-from .services.sending import Sending, add_call_to_server, add_stream_to_server
+from .services.sending import Sending, add_service_to_server
 from .store import Store
 from .store.measured import MeasuredStore
 from .web.ready import Readiness
@@ -136,17 +134,13 @@ def add_services(
     ready: Readiness,
 ) -> None:
     sending = Sending()
-    membership = MembershipService(hub, access, sending)
-    negotiation = NegotiationService(hub, access, sending)
-    agents = AgentsService(cluster, access, sending)
-    add_stream_to_server(server, "horovod.v1.Membership", "Join", membership.Join, MemberMessage)
-    add_call_to_server(server, "horovod.v1.Membership", "Serves", membership.Serves, ServesRequest)
-    add_call_to_server(server, "horovod.v1.Membership", "Attendance", membership.Attendance, AttendanceRequest)
-    add_stream_to_server(server, "horovod.v1.Negotiation", "Negotiate", negotiation.Negotiate, NegotiationMessage)
-    add_stream_to_server(server, "horovod.v1.Agents", "Attach", agents.Attach, AgentMessage)
-    add_call_to_server(server, "horovod.v1.Agents", "GetCode", agents.GetCode, GetCodeRequest)
-    add_call_to_server(server, "horovod.v1.Agents", "Connected", agents.Connected, ConnectedRequest)
-    add_jobs_to_server(server, JobsService(cluster, access, sending))
+    for contract, name, servicer in (
+        (membership_pb2, "Membership", MembershipService(hub, access, sending)),
+        (negotiation_pb2, "Negotiation", NegotiationService(hub, access, sending)),
+        (agents_pb2, "Agents", AgentsService(cluster, access, sending)),
+        (jobs_pb2, "Jobs", JobsService(cluster, access, sending)),
+    ):
+        add_service_to_server(server, contract.DESCRIPTOR, name, servicer)
     add_health_to_server(ready, server, access.strangers)
     server.add_generic_rpc_handlers(tuple(one.handler(access) for one in config.services))
 

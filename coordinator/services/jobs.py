@@ -15,7 +15,7 @@ from .auth import Access
 from .cluster import ClusterHub, NotServingError, check_serving, send_on
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .outbox import Outbox
-from .sending import Sending, as_bytes, call_handler
+from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 LISTED_JOBS = 50  # jobs that are over which a listing has, unless the client asks for another number
@@ -149,17 +149,3 @@ def unknown(job: str) -> str:
         f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
         "that are over are kept.",
     )
-
-
-def add_jobs_to_server(server: grpc.aio.Server, service: JobsService) -> None:
-    """Like the generated function of this name, for streams whose answers may be bytes already (sending.py)."""
-    handlers: dict[str, Any] = {
-        "Submit": call_handler(service.Submit, pb.JobSpec),
-        "Place": call_handler(service.Place, pb.JobSpec),
-        "FindCode": call_handler(service.FindCode, pb.Code),
-        "PutCode": call_handler(service.PutCode, pb.CodeChunk),
-        "List": call_handler(service.List, pb.ListRequest),
-        "Signal": call_handler(service.Signal, pb.SignalRequest),
-        "Follow": grpc.stream_stream_rpc_method_handler(service.Follow, pb.FollowMessage.FromString, as_bytes),
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("horovod.v1.Jobs", handlers),))

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
 from horovod.base.errors import ClusterCode, coded
@@ -94,14 +96,22 @@ class Sending:
         self.repeats = Repeats()
 
 
-def add_stream_to_server(
-    server: grpc.aio.Server, service: str, method: str, servicer: Any, request: type[Message]
-) -> None:
-    """As the generated add_..._to_server, for a service of one stream whose answers may be bytes already."""
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer, request_deserializer=request.FromString, response_serializer=as_bytes
-    )
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+def add_service_to_server(server: grpc.aio.Server, file: FileDescriptor, name: str, servicer: Any) -> None:
+    """Serves each method of the service `name` of a .proto file by the method of `servicer` that has the same name, as
+    the generated add_..._to_server does; but answers may be bytes already, and requests are parsed as below.
+    """
+    (contract,) = (one for one in FileDescriptorProto.FromString(file.serialized_pb).service if one.name == name)
+    described = file.services_by_name[name]
+    handlers: dict[str, Any] = {}
+    for method in contract.method:
+        serve = getattr(servicer, method.name)
+        request = described.methods_by_name[method.name].input_type._concrete_class
+        if method.client_streaming and method.server_streaming:
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve, request.FromString, as_bytes)
+        else:
+            assert method.client_streaming is method.server_streaming is False, "a stream on one side only"
+            handlers[method.name] = call_handler(serve, request)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{file.package}.{name}", handlers),))
 
 
 def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
@@ -120,11 +130,3 @@ def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler
         return await servicer(message, context)
 
     return grpc.unary_unary_rpc_method_handler(call, response_serializer=as_bytes)
-
-
-def add_call_to_server(
-    server: grpc.aio.Server, service: str, method: str, servicer: Any, request: type[Message]
-) -> None:
-    """As `add_stream_to_server`, for a method with one request and one answer."""
-    handler = call_handler(servicer, request)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

@@ -51,3 +51,22 @@ def test_a_metric(tree: Tree) -> None:
     said = tree.test("tests/coordinator/test_returned_members.py", "tests/telemetry/test_registry.py")
     assert "test_members_that_come_back_are_counted PASSED" in said
     assert "test_the_page_of_metrics_is_current PASSED" in said
+
+
+def test_an_rpc(tree: Tree) -> None:
+    found = steps(PAGE, "## An RPC")
+    service, client = "coordinator/services/jobs.py", "clients/horovod/launch/cluster/client.py"
+    assert touched(found) == {"protos/v1/jobs.proto", service, client}
+    tree.follow(found)
+    said = tree.test(
+        *("tests/runner/test_counted_jobs.py", "tests/coordinator/test_rpc_costs.py"),
+        *("tests/coordinator/test_coordinator_rates.py", "-k", "counted or Count or every"),
+    )
+    for test in (
+        "test_jobs_are_counted",
+        *(f"test_strangers_are_refused[{who}]" for who in ("None-wrong-token", "x-wrong-token")),
+        "test_every_rpc_has_a_target",
+        "test_every_method_counts_how_often_a_peer_comes",
+    ):
+        assert f"{test} PASSED" in said
+    assert said.count("test_what_a_request_costs[Jobs/Count-") == 2
