@@ -101,7 +101,7 @@ def add_service_to_server(server: grpc.aio.Server, file: FileDescriptor, name: s
     the generated add_..._to_server does; but answers may be bytes already, and requests are parsed as below.
     """
     (contract,) = (one for one in FileDescriptorProto.FromString(file.serialized_pb).service if one.name == name)
-    described = file.services_by_name[name]
+    described: Any = file.services_by_name[name]  # protobuf before 4.22 has no public name for a descriptor's class
     handlers: dict[str, Any] = {}
     for method in contract.method:
         serve = getattr(servicer, method.name)
