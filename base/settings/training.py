@@ -92,7 +92,7 @@ class TrainingSettings:
         "read a checkpoint of their own; otherwise it ends with an error",
         section="params",
     )
-    elastic_keep_slots: bool = row(
+    elastic_keeps_slots: bool = row(
         "HOROVOD_ELASTIC_KEEP_SLOTS",
         False,
         "on registered agents, an elastic job keeps slots beyond -np, or the `min` of a job file, also while another "

@@ -1,6 +1,6 @@
 """What becomes of a job's target, told as stories: commands, `----`, and what follows from them (stories/*.txt).
 
-    job fewest=2 most=4 on_failure=replace h1: 0 1, h2: 2   the rules and the first target
+    job fewest=2 most=4 on_failure=replace h1: 0 1, h2: 2   the rules (others: name=value) and the first target
     at 12                                                   the time, in seconds
     room h1 1, h2 2                                         further processes that hosts can have, from now on
     exit 1 failed: ended by signal 9                        how the process of a slot ended; 1.3: of its incarnation 3
@@ -23,7 +23,7 @@ A report of a bug can be pasted in: what was seen becomes the commands, and what
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +31,7 @@ import pytest
 from horovod.coordinator.core.elastic.decision import Exit, Observed, decide
 from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
 
+_SPELT = {"fewest", "most", "on_failure"}  # rules that every job has
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))
 
 
@@ -114,7 +115,11 @@ def _target(text: str) -> Target:
         int(most) if most else None,
         float(given.get("patience", 0)),
         since_progress=given.get("count") == "since_progress",
-        host_goes=given.get("host_goes") == "yes",
+        **{
+            rule.name: type(rule.default)(given[rule.name])
+            for rule in fields(Rules)
+            if rule.name in given and rule.name not in _SPELT
+        },
     )
     return Target(rules, tuple(sorted(slots, key=lambda slot: slot.number)))
 

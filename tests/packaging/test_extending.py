@@ -70,3 +70,16 @@ def test_an_rpc(tree: Tree) -> None:
     ):
         assert f"{test} PASSED" in said
     assert said.count("test_what_a_request_costs[Jobs/Count-") == 2
+
+
+def test_a_rule_of_elastic_jobs(tree: Tree) -> None:
+    found = steps(PAGE, "## A rule of elastic jobs")
+    core = "coordinator/core/elastic"
+    assert touched(found) == {
+        *("base/settings/training.py", "protos/v1/jobs.proto"),
+        *(f"{core}/target.py", f"{core}/decision.py"),
+    }
+    tree.follow(found)
+    said = tree.test("tests/coordinator/test_hosts_of_a_rack.py", "tests/coordinator/test_elastic_stories.py")
+    assert "test_the_prefix_reaches_the_decision PASSED" in said
+    assert "test_story[hosts_of_a_rack] PASSED" in said

@@ -1,5 +1,6 @@
 """The target in the record of a job, and what the record says of the processes that were started for it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence, Set
 
 from horovod.base.errors import STATE_LOST_EXIT
@@ -18,6 +19,12 @@ _ENDS = (
     jobs_pb2.JOB_STATE_FAILED,
     jobs_pb2.JOB_STATE_STOPPED,
 )
+# Rules that are fields of the policy as they stand there (docs/adr/0119-rules-by-name.md).
+_BY_NAME = {rule.name for rule in dataclasses.fields(Rules)} & set(jobs_pb2.Policy.DESCRIPTOR.fields_by_name) - {
+    "fewest",
+    "most",
+    "most_replacements",
+}
 
 
 def target_of(record: jobs_pb2.JobRecord) -> Target:
@@ -32,8 +39,8 @@ def target_of(record: jobs_pb2.JobRecord) -> Target:
         on_failure,
         replacements,
         policy.patience_seconds,
-        since_progress=policy.since_progress,
         host_goes=policy.supplied_hosts,
+        **{name: getattr(policy, name) for name in _BY_NAME},
     )
     agents = {number: share.agent for share in record.shares for number in share.slots}
     leaving = leaving_slots(record)

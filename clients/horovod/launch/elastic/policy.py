@@ -10,7 +10,10 @@ from horovod.protos.v1 import jobs_pb2
 
 
 def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, environ: Mapping[str, str]) -> None:
-    """Writes it into the job, of which `environ` is. replacement: None where it ends with its first failed process."""
+    """Writes it into the job, of which `environ` is. replacement: None where it ends with its first failed process.
+
+    What a setting says of the job has the name of the field, behind `elastic_` (docs/adr/0119-rules-by-name.md).
+    """
     if replacement is None:
         return
     policy = spec.policy
@@ -23,7 +26,9 @@ def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, enviro
     policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
     settings = resolve(environ)
     policy.patience_seconds = settings.elastic_timeout_seconds
-    policy.keeps_slots, policy.leave_seconds = settings.elastic_keep_slots, settings.elastic_leave_seconds
+    for name in policy.DESCRIPTOR.fields_by_name:
+        if (value := getattr(settings, f"elastic_{name}", None)) is not None:
+            setattr(policy, name, value)
 
 
 def elastic_variables(replacement: Replacement | None) -> dict[str, str]:
