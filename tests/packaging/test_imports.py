@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 import networkx
 import pytest
 
+from horovod.base.frameworks import WITH_AN_API
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 SOURCES: Final = {
     "horovod": ROOT / "clients/horovod",
@@ -48,10 +50,7 @@ ROOMS: Final[Mapping[str, str]] = {
     "worker.agent": f"{_LOW} worker worker.runtime",
     "rendezvous": f"{_LOW} coordinator worker.runtime",
     "common": f"{_LOW} _core worker.runtime rendezvous",
-    "torch": f"{_CLIENT} _core",
-    "jax": f"{_CLIENT} _core",
-    "mxnet": f"{_CLIENT} _core",
-    "tensorflow": f"{_CLIENT} _core",
+    **{one.module: f"{_CLIENT} _core" for one in WITH_AN_API if one.module != "keras"},
     "tensorflow.data": f"{_CLIENT} tensorflow",
     "_keras": f"{_CLIENT} _core jax tensorflow torch",
     "tensorflow.keras": f"{_CLIENT} _keras tensorflow",

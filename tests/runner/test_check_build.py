@@ -11,6 +11,7 @@ from native_builds import gpu_libraries
 
 import horovod
 from horovod import _core
+from horovod.base.frameworks import FRAMEWORKS
 from horovod.launch.command_line import check_build as module
 
 SHAPE = """\
@@ -20,9 +21,7 @@ Available Frameworks:
     [{TensorFlow}] TensorFlow
     [{PyTorch}] PyTorch
     [{MXNet}] MXNet
-    [{JAX}] JAX
-    [{Lightning}] Lightning
-
+LATER
 Available Controllers:
     [{MPI}] MPI
     [{Native}] Gloo
@@ -40,13 +39,13 @@ Available Launchers:
     [{Ray}] Ray
     [{Spark}] Spark
 """
+OF_EARLIER_VERSIONS = ["TensorFlow", "PyTorch", "MXNet"]
+LATER = [one.name for one in FRAMEWORKS if one.has_build_line and one.name not in OF_EARLIER_VERSIONS]
+SHAPE = SHAPE.replace("LATER", "".join(f"    [{{{name}}}] {name}\n" for name in LATER))
 Installed = Callable[..., CompletedProcess[str]]
 NAMES = [
-    "TensorFlow",
-    "PyTorch",
-    "MXNet",
-    "JAX",
-    "Lightning",
+    *OF_EARLIER_VERSIONS,
+    *LATER,
     "MPI",
     "Gloo",
     "NCCL",

@@ -13,7 +13,8 @@ from horovod.frameworks_page import holes, page
 PAGE = Path(__file__).parents[2] / "docs" / "frameworks.md"
 WITHOUT_FRAMEWORKS = """
 import sys
-sys.modules.update(dict.fromkeys(["torch", "tensorflow", "keras", "jax", "mxnet", "numpy"]))
+from horovod.base.frameworks import PACKAGES
+sys.modules.update(dict.fromkeys([*PACKAGES, "numpy"]))
 from horovod.frameworks_page import __main__
 """
 

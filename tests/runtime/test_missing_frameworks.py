@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.frameworks import FRAMEWORKS
+
 
 @pytest.mark.parametrize(
     ("module", "framework"),
     [
-        ("tensorflow", "TensorFlow"),
-        ("keras", "Keras"),
-        ("ray", "Ray"),
-        ("jax", "JAX"),
-        ("lightning", "Lightning"),
-        ("mxnet", "MXNet"),
-        ("spark", "PySpark"),
+        *((one.module, one.name) for one in FRAMEWORKS if one.module != "torch"),  # horovod itself is there with it
+        *(("ray", "Ray"), ("spark", "PySpark")),
     ],
 )
 def test_without_its_framework_it_says_what_to_install(

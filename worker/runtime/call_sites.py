@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from horovod._core import DType, OpSpec, OpType
 from horovod.base.errors import OperationCode, coded
+from horovod.base.frameworks import PACKAGES
 from horovod.base.words import ranks_in_words, shortened
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ OWN_NAME: Final = "allgather.call_sites.noname"  # of the gather of lines
 _RECORD_BYTES: Final = 256  # of each rank: its number and its line
 _MAX_PARTS: Final = 8  # so many different lines are named
 # Modules that stand between a script and an operation. A frame in one of them is not the caller.
-_LIBRARIES: Final = ("horovod", "torch", "tensorflow", "keras", "tf_keras", "jax", "mxnet")
+_LIBRARIES: Final = PACKAGES | {"horovod"}
 
 
 class CheckedEngine:

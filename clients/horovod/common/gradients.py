@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
+from horovod.base.frameworks import FRAMEWORKS
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -21,14 +22,7 @@ from horovod.worker.runtime.context import current
 
 _LONGEST_GROUP_NAME: Final = 100
 # Base classes of models, by the package and the name, since not every framework is imported.
-_MODELS: Final = {
-    ("torch", "Module"),
-    ("keras", "Layer"),
-    ("tf_keras", "Layer"),
-    ("flax", "Module"),
-    ("mxnet", "Block"),
-    ("mxnet", "BaseModule"),
-}
+_MODELS: Final = {model for framework in FRAMEWORKS for model in framework.models}
 
 
 def identity(variable: Any) -> int:

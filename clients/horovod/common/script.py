@@ -9,23 +9,9 @@ import warnings
 from types import FrameType
 from typing import Final
 
-NOT_THE_SCRIPT: Final = frozenset(
-    {
-        "contextlib",
-        "horovod",
-        "jax",
-        "keras",
-        "lightning",
-        "mxnet",
-        "optax",
-        "pytorch_lightning",
-        "tensorflow",
-        "tf_keras",
-        "torch",
-    }
-)
+from horovod.base.frameworks import PACKAGES
 
-
+NOT_THE_SCRIPT: Final = PACKAGES | {"contextlib", "horovod"}
 _FRAMES: Final = 3
 _NO_SCRIPTS: Final = NOT_THE_SCRIPT | {"copy", "pickle", "cloudpickle", "functools"}
 

@@ -6,17 +6,12 @@ import functools
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
+from horovod.base.frameworks import WITH_AN_API
 from horovod.frameworks_page import holes
 from horovod.frameworks_page.sources import options, source, values
 
 # Column, module, and its submodules with public names of their own.
-FRAMEWORKS = {
-    "PyTorch": "horovod.torch",
-    "TensorFlow": "horovod.tensorflow",
-    "Keras": "horovod.keras",
-    "JAX": "horovod.jax",
-    "MXNet": "horovod.mxnet",
-}
+FRAMEWORKS = {one.name: f"horovod.{one.module}" for one in WITH_AN_API}
 _PARTS = ("elastic", "callbacks")
 _BEGIN = """# What each framework has
 

@@ -14,7 +14,9 @@ import pytest
 from installing import ROOT, run
 from packaging.requirements import Requirement
 
-FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "mxnet", "numpy")
+from horovod.base.frameworks import PACKAGES
+
+FRAMEWORKS = (*sorted(PACKAGES), "numpy")
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,15 +7,12 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from horovod.base.frameworks import FRAMEWORKS
 from horovod.base.version import __version__
 
-_FRAMEWORKS = {
-    "TensorFlow": "horovod.tensorflow",
-    "PyTorch": "horovod.torch",
-    "MXNet": "horovod.mxnet",
-    "JAX": "horovod.jax",
-    "Lightning": "horovod.lightning",
-}
+_FIRST = ("TensorFlow", "PyTorch", "MXNet")  # in the order of earlier versions
+_SHOWN = {one.name: f"horovod.{one.module}" for one in FRAMEWORKS if one.has_build_line}
+_FRAMEWORKS = {name: _SHOWN[name] for name in dict.fromkeys((*_FIRST, *_SHOWN))}
 _LAUNCHERS = {"Ray": "horovod.ray", "Spark": "horovod.spark"}
 _MODULES = _FRAMEWORKS | _LAUNCHERS
 _PROBES = {"MPI": "mpi_built", "DDL": "ddl_built", "CCL": "ccl_built"}

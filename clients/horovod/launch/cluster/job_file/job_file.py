@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import ClusterCode
+from horovod.base.frameworks import WITH_AN_API
 from horovod.base.settings import ROWS
 from horovod.launch.cluster.job_file.schema import check
 from horovod.launch.elastic.policy import elastic_variables, write_policy
@@ -19,7 +20,7 @@ from horovod.protos.v1 import jobs_pb2
 
 _UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _MAX_PROCESSES = 1 << 16
-_MODULES = {"pytorch": "torch", "tensorflow": "tensorflow", "keras": "keras", "jax": "jax", "mxnet": "mxnet"}
+_MODULES = {one.name.lower(): one.packages[0] for one in WITH_AN_API}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 # Of a process with a rank. A line that is not distributed belongs to no world, and is started without them.

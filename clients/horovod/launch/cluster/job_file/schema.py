@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from horovod.base.frameworks import WITH_AN_API
 from horovod.launch.located import LineError, Located
 
 SCHEMA = Path(__file__).with_name("schema.json")
@@ -39,7 +40,9 @@ _SHOWN = 60  # characters of a value
 
 @cache
 def schema() -> Mapping[str, Any]:
+    """schema.json, with the frameworks that there are."""
     content: Mapping[str, Any] = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    content["properties"]["framework"]["enum"] = [one.name.lower() for one in WITH_AN_API]
     return content
 
 
