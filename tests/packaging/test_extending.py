@@ -16,7 +16,7 @@ PAGE = "docs/extending.md"
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Tree:
-    copy = Tree(tmp_path, ["docs", "csrc/base", "CHANGELOG.md"])
+    copy = Tree(tmp_path, ["docs", "csrc/base", "mkdocs.yml", "CHANGELOG.md"])
     copy.use_built()
     return copy
 
@@ -83,3 +83,27 @@ def test_a_rule_of_elastic_jobs(tree: Tree) -> None:
     said = tree.test("tests/coordinator/test_hosts_of_a_rack.py", "tests/coordinator/test_elastic_stories.py")
     assert "test_the_prefix_reaches_the_decision PASSED" in said
     assert "test_story[hosts_of_a_rack] PASSED" in said
+
+
+def test_a_framework(tree: Tree) -> None:
+    pytest.importorskip("numpy", reason="make build installs it")
+    found = steps(PAGE, "## A framework")
+    own = {"clients/horovod/numpy/__init__.py", "clients/horovod/numpy/arrays.py", "docs/numpy.md"}
+    assert own < touched(found)
+    assert len(touched(found) - own) <= 5
+    tree.follow(found)
+    assert (
+        "| name | PyTorch | TensorFlow | Keras | JAX | MXNet | NumPy |"
+        in (tree.folder / "docs/frameworks.md").read_text()
+    )
+    said = tree.test(
+        *("tests/runtime/test_numpy_arrays.py", "tests/runtime/test_frameworks_page.py"),
+        *("tests/runtime/test_missing_frameworks.py", "-k", "two_ranks or page_is or numpy"),
+    )
+    for test in (
+        *("test_two_ranks", "test_the_page_is_that_of_the_code_and_needs_no_framework"),
+        "test_without_its_framework_it_says_what_to_install[numpy-NumPy]",
+    ):
+        assert f"{test} PASSED" in said
+    shown = "from horovod.launch.command_line import check_build; print(*check_build._FRAMEWORKS.values())"
+    assert tree.python("-c", shown).split()[-2:] == ["horovod.numpy", "horovod.lightning"]
