@@ -32,9 +32,7 @@ NATIVE: Final = ("horovod._core", "horovod.protos")  # made by the build
 _LOW: Final = "base protos grpc_output"
 _CLIENT: Final = f"{_LOW} worker worker.runtime common"
 _LAUNCH: Final = f"{_LOW} coordinator coordinator.core worker worker.runtime worker.agent rendezvous"
-_LAUNCHERS: Final = (
-    f"{_LAUNCH} launch launch.command_line launch.console launch.elastic launch.local launch.ssh launch.cluster"
-)
+_LAUNCHERS: Final = f"{_LAUNCH} launch launch.command_line launch.console launch.elastic launch.local launch.cluster launch.hosts launch.ssh"
 
 # Each room without "horovod.", and the rooms that it may import, all of which stand above it in this table.
 ROOMS: Final[Mapping[str, str]] = {
@@ -60,17 +58,18 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.located": "base",
     "launch.command_line": f"{_LOW} _core rendezvous launch.located",
     "launch.console": f"{_LOW} coordinator.core worker.agent",
-    "launch.elastic": _LAUNCH,
+    "launch.elastic": f"{_LAUNCH} launch.console",
     "launch": f"{_LAUNCH} launch.command_line launch.console launch.elastic",  # what its launchers share
     "launch.local": f"{_LAUNCH} launch launch.console launch.elastic",
     "launch.cluster": f"{_LAUNCH} launch launch.console launch.elastic launch.located",
-    "launch.ssh": f"{_LAUNCH} launch launch.console launch.elastic launch.cluster",
+    "launch.hosts": f"{_LAUNCH} launch launch.console launch.elastic launch.cluster",
+    "launch.ssh": f"{_LAUNCH} launch launch.hosts",
     "launch.function": _LAUNCHERS,
     "launch.commands": _LAUNCHERS,
     "launch.manual": "base launch.command_line launch.commands",
     "launch.__main__": f"{_LAUNCHERS} launch.commands launch.function",
     "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",
-    "ray": f"{_LAUNCH} common launch launch.elastic launch.ssh runner",
+    "ray": f"{_LAUNCH} common launch launch.elastic runner",
     "spark": f"{_LAUNCH} common launch launch.elastic launch.console runner data lightning torch tensorflow "
     "tensorflow.data _keras",
     "frameworks_page": "base",
@@ -240,4 +239,4 @@ def test_imports_are_found_wherever_they_stand() -> None:
     assert of["horovod.torch", "horovod.torch.mpi_ops"] is Kind.TOP
     assert of["horovod", "horovod.launch"] is Kind.LATE
     assert len(of) > 2000
-    assert collections.Counter(map(room_of, modules()))["launch.ssh"] > 3
+    assert collections.Counter(map(room_of, modules()))["launch.hosts"] > 3

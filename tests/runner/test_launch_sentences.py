@@ -18,7 +18,8 @@ from horovod.launch import commands, task
 from horovod.launch.__main__ import run_commandline
 from horovod.launch.command_line.config_file import read_config
 from horovod.launch.console.standard_input import refusal_elsewhere
-from horovod.launch.ssh.remote_agent import NO_HOROVOD, NO_PYTHON, OTHER_VERSION, explain
+from horovod.launch.hosts.agents import NO_HOROVOD, NO_PYTHON, OTHER_VERSION, explain
+from horovod.launch.ssh import Ssh
 from horovod.worker.agent.gpus import pinned
 from horovod.worker.agent.supervisor import Slot
 
@@ -223,7 +224,7 @@ def test_configuration_files(text: str, end: str, tmp_path: Path) -> None:
     ],
 )
 def test_hosts_without_an_agent(code: int, said: list[str], why: str) -> None:
-    assert explain("b", code, said) == why
+    assert explain(Ssh(), "b", code, said) == why
 
 
 def _few_gpus() -> None:

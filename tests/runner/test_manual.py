@@ -67,8 +67,8 @@ def test_every_exit_status_has_its_row() -> None:
 
     table = TEXT.partition("## Exit status")[2].partition("\n## ")[0]
     codes = {
-        launch._USAGE,
-        launch._FAILED,
+        launch.USAGE,
+        launch.FAILED,
         launch._INTERRUPTED,
         control._PIPE_CLOSED,
         NOT_EXECUTABLE,

@@ -1,15 +1,16 @@
 """Launchers: the command `horovodrun` (__main__.py, commands.py) and the function `horovod.run` (function.py).
 
-These entry points choose among the rooms, each of which is a way to start the processes of a job:
+launchers.py has the list of launchers, and the first that takes a job of `horovodrun` runs it:
 
-    local    on this machine, as children of the launcher
     cluster  on agents that are registered with a coordinator
-    ssh      on hosts where the launcher starts agents by ssh; it is then the client of a cluster of its own, so this
-             room imports cluster
+    ssh      on hosts where the launcher starts agents by ssh
+    local    on this machine, as children of the launcher
 
-Otherwise these rooms do not import each other. What they share imports none of them: `command_line` (options, the file
-of settings), `console` (signals, streams, progress, the outcome), `elastic` (what is asked of an elastic job), and
-beside the rooms certificates.py, observed.py and task.py, which is the program of a rank of `horovod.run`.
+`hosts` is for launchers that start agents on hosts for one run; each is then the client of a cluster of its own, so
+hosts imports cluster, and the launcher only says how a line is run on another host. Otherwise launchers do not import
+each other. What they share imports none of them: `command_line` (options, the file of settings), `console` (signals,
+streams, progress, the outcome), `elastic` (what is asked of an elastic job, and the driver of hosts that come and go),
+and beside the rooms asked.py, observed.py and task.py, which is the program of a rank of `horovod.run`.
 manual.py and settings_page.py make pages of docs/.
 """
 

@@ -1,7 +1,7 @@
 """`horovod.run`: a Python function on several processes, its results by rank.
 
 On this host no port is opened for them: the function goes to the processes and the results come back through files
-without a name (task.py). Ranks on other hosts are the business of ssh/function.py.
+without a name (task.py). Ranks on other hosts are the business of hosts/function.py.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ def run(
     directory = Path(output_filename) if output_filename else None
     call = (func, tuple(args), dict(kwargs or {}))
     if replacement is not None or remote(names):
-        from horovod.launch.ssh.function import Elastic, FunctionOnHosts
-        from horovod.launch.ssh.remote_agent import SshOptions
+        from horovod.launch.hosts.function import Elastic, FunctionOnHosts
+        from horovod.launch.ssh import Ssh
 
         supply = request.supply()
         if supply is not None:
@@ -141,7 +141,7 @@ def run(
             environ.setdefault(setting.env, str(times.ELASTIC_TIMEOUT_SECS))
         elastic = Elastic(num_proc, replacement, supply) if replacement is not None else None
         there = FunctionOnHosts(call, () if supply is not None else names, executable, elastic)
-        ssh = SshOptions(ssh_port, ssh_identity_file)
+        ssh = Ssh(ssh_port, ssh_identity_file)
 
         def on_hosts(console: Console, on_start: Callable[[Any], None]) -> None:
             there.run(environ, ssh, console, on_start, console.note if verbose else None)

@@ -2,7 +2,7 @@
 
     RayExecutor.run
       ElasticAdapter            this module: one event loop in a thread, one job for each call
-        Driver                  which hosts the job may use (launch/ssh/driver.py), asked of RayHostDiscovery
+        Driver                  which hosts the job may use (launch/elastic/driver.py), asked of RayHostDiscovery
         scheduler               which process runs where, in the executor's own coordinator (ADR 79)
         RayAgents               actors, as the scheduler says (elastic_workers.py)
         ResourceRequests        what the autoscaler is asked for (autoscaler.py)
@@ -27,11 +27,11 @@ import ray
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import ROWS, resolve, variables
 from horovod.base.tasks import end_tasks
+from horovod.launch.elastic.driver import Changed, Driver, Prepare, driven
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import ElasticRequest
 from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.launch.ssh.driver import Changed, Driver, Prepare, driven
 from horovod.protos.v1 import jobs_pb2
 from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
 from horovod.ray.autoscaler import ResourceRequests

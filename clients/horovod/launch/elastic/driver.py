@@ -45,7 +45,7 @@ _SHOWN_HOSTS = 4
 
 
 class SuppliedAgent(Protocol):
-    """The agent of one host: RemoteAgent, or what stands for one."""
+    """The agent of one host: hosts/agents.py has one, ray/elastic_workers.py another."""
 
     ended: asyncio.Event  # set when it is gone by itself
 
@@ -57,7 +57,7 @@ AnyAgent = TypeVar("AnyAgent", bound=SuppliedAgent)
 
 
 class Agents(Protocol[AnyAgent]):
-    """What starts agents: HostAgents."""
+    """What starts agents on hosts, and has them leave: all that differs between launchers."""
 
     async def bring_up(self, host: HostSlots) -> AnyAgent | str: ...
     async def let_go(self, agent: AnyAgent) -> None: ...

@@ -1,4 +1,4 @@
-"""`horovod.run` with ranks on other hosts: an agent on each by ssh (launch.py) starts the ranks.
+"""`horovod.run` with ranks on other hosts: an agent on each (launch.py) starts the ranks.
 
 The function and the results travel over the coordinator that this process opens (coordinator/services/exchange.py).
 """
@@ -19,8 +19,8 @@ from horovod.launch.cluster.client import exported
 from horovod.launch.cluster.launch import user_name
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement, Supply
-from horovod.launch.ssh.launch import run_on_hosts, shown_name
-from horovod.launch.ssh.remote_agent import SshOptions, check_ssh, working_directory
+from horovod.launch.hosts.agents import RemoteShell, shown_name, working_directory
+from horovod.launch.hosts.launch import run_on_hosts
 from horovod.protos.v1 import jobs_pb2
 from horovod.rendezvous.hosts import HostSlots, remote
 from horovod.worker.agent.output import Console
@@ -61,14 +61,14 @@ class FunctionOnHosts:
     def run(
         self,
         environ: Mapping[str, str],
-        ssh: SshOptions,
+        shell: RemoteShell,
         console: Console,
         on_start: Callable[[Any], None],
         note: Callable[[str], None] | None,
     ) -> None:
         """RuntimeError with a line for each host that could not be used."""
         if remote(self._names):
-            check_ssh()
+            shell.check()
         rank = ["-c", task.PROGRAM, task.BY_COORDINATOR]
         command = [self._python, *rank] if self._python else ["sh", "-c", _FIND_PYTHON, sys.executable, *rank]
         spec = jobs_pb2.JobSpec(
@@ -93,7 +93,7 @@ class FunctionOnHosts:
             self._hosts,
             settings,
             environ,
-            ssh,
+            shell,
             python,
             console,
             on_start,
