@@ -8,6 +8,13 @@ from horovod.base.setting import row
 
 from .shared import COUNT, PATIENCE, PLACE
 
+# Launchers other than ours, each a module of horovod.rendezvous, in the order in which they are asked: the one that
+# started the process itself before those that started its launcher, whose variables the process inherits. torchrun is
+# started by all of them, one for each host, and starts none of them. An mpirun inside of a Slurm allocation leaves
+# Slurm's variables of the step in which its own helpers run; a srun with PMI sets the variables of both, and Slurm's
+# say more. RANK and WORLD_SIZE that were set by hand (pytorch) come last.
+CLUSTERS = ("torchrun", "jsrun", "openmpi", "slurm", "pmi", "pbs", "pytorch", "kubernetes")
+
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)  # a part of Settings, which alone is made
 class WorldSettings:
@@ -91,10 +98,7 @@ class WorldSettings:
         "whose variables tell a process that horovodrun did not start its rank: auto (those of the launcher that "
         "started it, where there are any), one of them, or none",
         section="params",
-        choices=(
-            *("auto", "none"),
-            *("torchrun", "openmpi", "jsrun", "slurm", "pmi", "pbs", "pytorch", "kubernetes"),
-        ),
+        choices=("auto", "none", *CLUSTERS),
     )
     start_timeout_seconds: float = row(
         "HOROVOD_START_TIMEOUT",

@@ -32,7 +32,8 @@ NATIVE: Final = ("horovod._core", "horovod.protos")  # made by the build
 _LOW: Final = "base protos grpc_output"
 _CLIENT: Final = f"{_LOW} worker worker.runtime common"
 _LAUNCH: Final = f"{_LOW} coordinator coordinator.core worker worker.runtime worker.agent rendezvous"
-_LAUNCHERS: Final = f"{_LAUNCH} launch launch.command_line launch.console launch.elastic launch.local launch.cluster launch.hosts launch.ssh"
+_SHARED: Final = "launch launch.command_line launch.console launch.elastic"
+_LAUNCHERS: Final = f"{_LAUNCH} {_SHARED} launch.local launch.cluster launch.hosts launch.ssh"
 
 # Each room without "horovod.", and the rooms that it may import, all of which stand above it in this table.
 ROOMS: Final[Mapping[str, str]] = {

@@ -13,6 +13,7 @@ from error_codes import ends_with
 
 from horovod.base.errors import SettingCode
 from horovod.base.settings import resolve
+from horovod.base.settings.world import CLUSTERS
 from horovod.rendezvous import kubernetes, pbs, task_of, torchrun
 from horovod.rendezvous.nodelist import first_node
 
@@ -280,3 +281,8 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
 def test_what_is_no_list_of_hosts(nodes: str) -> None:
     with pytest.raises(ValueError, match=ends_with(SettingCode.LAUNCHER_VARIABLES, f"SLURM_STEP_NODELIST={nodes!r}")):
         first_node(nodes)
+
+
+def test_each_file_that_finds_a_rank_is_in_the_list() -> None:
+    folder = Path(kubernetes.__file__).parent
+    assert sorted(CLUSTERS) == sorted(path.stem for path in folder.glob("*.py") if "\ndef find(" in path.read_text())

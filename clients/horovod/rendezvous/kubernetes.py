@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.task import Task, number
 
+SIZE_IS_GIVEN = True  # it does not tell how many processes there are; HOROVOD_SIZE does
 _OPTION = "`env:` in the pod's template"
 
 

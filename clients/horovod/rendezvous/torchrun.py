@@ -1,11 +1,10 @@
-"""Processes that torchrun (python -m torch.distributed.run) started, or anybody who sets the same variables by hand.
+"""Processes that torchrun (python -m torch.distributed.run) started.
+
+pytorch.py has those for which others set some of its variables.
 
 torchrun sets RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and TORCHELASTIC_*, by which it is known.
 When a process fails, or hosts come or go, it ends all processes and starts them again, with new ranks and perhaps
 another number of them: each start is a run of its own, that forms a world of its own.
-
-The Training Operator of Kubeflow (PyTorchJob) and many a script set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-alone; they tell nothing of who shares a host.
 
 Between hosts rank 0 is on MASTER_ADDR. MASTER_PORT is torch's own; the coordinator takes one of the PORTS above it, so
 that a firewall that lets the one through can let the others through too.
@@ -18,7 +17,6 @@ from collections.abc import Mapping
 from horovod.rendezvous.task import Task, number
 
 PORTS = range(16, 64)  # added to MASTER_PORT; below them are the ports that people give their next jobs
-_HAND = "a launcher that sets RANK and WORLD_SIZE"
 
 
 def find(environ: Mapping[str, str]) -> Task | None:
@@ -27,19 +25,17 @@ def find(environ: Mapping[str, str]) -> Task | None:
         return None
     names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
     run = tuple(f"{name}={environ.get(name, '')}" for name in names)
-    return _task(environ, "torchrun", run, number(environ, "LOCAL_WORLD_SIZE"))
+    return torch_task(environ, "torchrun", run, number(environ, "LOCAL_WORLD_SIZE"))
 
 
-def find_by_hand(environ: Mapping[str, str]) -> Task | None:
-    """The same where only the four variables are set that torch.distributed's env:// asks for."""
-    if any(not environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT")):
-        return None
-    local = environ["MASTER_ADDR"] == "localhost" or environ["MASTER_ADDR"].startswith("127.")
-    run = tuple(f"{name}={environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
-    return _task(environ, _HAND, run, number(environ, "WORLD_SIZE") if local else None)
-
-
-def _task(environ: Mapping[str, str], launcher: str, run: tuple[str, ...], local_size: int | None) -> Task | None:
+def torch_task(
+    environ: Mapping[str, str],
+    launcher: str,
+    run: tuple[str, ...],
+    local_size: int | None,
+    name_may_come: bool = False,
+) -> Task | None:
+    """What the variables of torch.distributed say; None where rank or size is missing."""
     rank, size = number(environ, "RANK"), number(environ, "WORLD_SIZE")
     if rank is None or size is None:
         return None
@@ -54,6 +50,6 @@ def _task(environ: Mapping[str, str], launcher: str, run: tuple[str, ...], local
         first_host=environ.get("MASTER_ADDR", "").strip() or None,
         variable_option="export them on each host",
         meeting_advice="set HOROVOD_TOKEN on each host to the same text, such as what `openssl rand -hex 32` prints",
-        name_may_come=launcher == _HAND,
+        name_may_come=name_may_come,
         ports=range(master + PORTS.start, master + PORTS.stop) if above else range(master - 64, master - 16),
     )
