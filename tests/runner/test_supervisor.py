@@ -125,7 +125,9 @@ def test_a_failure_ends_nobody_else_until_the_scheduler_says_so(guardian: Guardi
     assert asyncio.run(run()) == [(1, 1), (0, -signal.SIGTERM)]
 
 
-@pytest.mark.parametrize("end", [Supervisor.stop, Supervisor.kill, Supervisor.end_after_failure])
+@pytest.mark.parametrize(
+    "end", [Supervisor.stop, lambda supervisor: supervisor.stop(signal.SIGKILL), Supervisor.end_after_failure]
+)
 def test_an_end_does_not_wait_for_output_that_nobody_takes(
     guardian: Guardian, end: Callable[[Supervisor], None]
 ) -> None:

@@ -36,6 +36,7 @@ from horovod.worker.agent.feed import Feed
 from horovod.worker.agent.host_faults import HOST_ERRORS, bytes_in, free_bytes, needed_bytes
 from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.log import LIMIT_BYTES
+from horovod.worker.agent.orders import ends_job, order_of
 from horovod.worker.agent.reach import ProbePort, probe
 from horovod.worker.agent.relay import Relay
 from horovod.worker.agent.shim import Order
@@ -210,19 +211,8 @@ class Daemon:
             log.info("Registered with the coordinator at %s.", self._stream.address)
         elif command.HasField("start"):
             self._start_share(command.start)
-        elif command.HasField("end"):
-            self._tell(command.end.job, end=True)
-        elif command.HasField("finish"):
-            self._tell(command.finish.job, finish=True)
-        elif command.HasField("leave"):
-            leave = command.leave
-            self._tell(
-                leave.job, leave=dict(zip(leave.ranks, leave.incarnations, strict=True)), grace_s=leave.grace_seconds
-            )
-        elif command.HasField("run_line"):
-            self._tell(command.run_line.job, run_line=command.run_line.line)
-        elif command.HasField("signal"):
-            self._tell(command.signal.job, signal=command.signal.signal, stop=command.signal.stop)
+        elif (order := order_of(command)) is not None:
+            self._tell(order[0], **order[1])
         elif command.HasField("forget"):
             forget = command.forget
             if (report := self._unstarted.get(forget.job)) is not None and report.share == forget.share:
@@ -335,7 +325,7 @@ class Daemon:
             folders = new = await asyncio.to_thread(self._workspaces.make, start.job, len(workers_of(start)))
         if start.code.sha256:
             told_to_end = self._starting[start.job].commands if start.job in self._starting else []
-            wanted = lambda: not any("end" in one or one.get("stop") for one in told_to_end)  # noqa: E731
+            wanted = lambda: not any(map(ends_job, told_to_end))  # noqa: E731
             await self._code.unpack(start.code.sha256, start.code.size, new, wanted)
         return await asyncio.to_thread(lines_of, start, own, folders, **told)
 

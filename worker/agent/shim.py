@@ -11,12 +11,10 @@ the end, `over.json`: how the ranks ended. On the socket both sides write lines 
     shim to agent     {"ranks": [...], "over": false, "error": "", "host_fault": false, "line": 0, "lines_done": 0}
                                                                       the whole state, whenever it changes
                       {"ends": {"0": 4711}}                           how far logs reach, some time after they grew
-    agent to shim     {"signal": 2, "stop": true}   {"end": true}     see agents.proto; the end may have an "error"
-                      {"start": [...]}   {"finish": true}             where failed processes are replaced; supervisor.py
+    agent to shim     the orders of orders.py, where an end may have an "error"
+                      {"start": [...]}                                where failed processes are replaced; supervisor.py
                       {"drain": 30.0}                                 of an elastic job: its ranks leave, in this time
-                      {"leave": {"3": 1}, "grace_s": 60}              ranks that are to end, and their incarnations
                       {"taken": {"0": 4000}}   {"release": true}      a reader has taken so much; it holds logs no more
-                      {"run_line": 1}                                 all workers have finished the line before this one
 
 A job file has several lines, each with processes of its own (coordinator/core/cluster/lines.py): a shim that has
 finished a line waits until it is told to run the next. The output of all lines goes to the same logs.
@@ -39,6 +37,7 @@ from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.host_faults import HOST_ERRORS
 from horovod.worker.agent.log import STREAMS, RankLog
+from horovod.worker.agent.orders import ends_job, obey
 from horovod.worker.agent.output import Stream
 from horovod.worker.agent.supervisor import Slot, Supervisor
 
@@ -256,20 +255,8 @@ class Shim:
     def _obey(self, command: dict[str, Any]) -> None:
         if self._supervisor is None or self._logs is None:
             return
-        if "signal" in command:
-            self._signal(int(command["signal"]), bool(command.get("stop")))
-        elif "end" in command:
-            self._error = self._error or str(command.get("error", ""))
-            if self._runs:
-                self._supervisor.end_after_failure()
-            self._end_lines()
-        elif "start" in command:
+        if "start" in command:
             self._start_later(slots_from(command["start"]))
-        elif "leave" in command:
-            leaving = {int(rank): int(incarnation) for rank, incarnation in command["leave"].items()}
-            self._supervisor.leave(leaving, float(command["grace_s"]))
-        elif "finish" in command:
-            self._supervisor.finish()
         elif "drain" in command:
             if self._order.elastic:
                 self._supervisor.drain(float(command["drain"]))
@@ -280,6 +267,12 @@ class Shim:
             self._logs.hold(command["taken"])
         elif "release" in command:
             self._logs.hold(None)
+        else:
+            self._error = self._error or str(command.get("error", ""))
+            if self._runs:  # between two lines there is no process
+                obey(command, self._supervisor)
+            if ends_job(command):
+                self._end_lines()
         self._moved.set()
 
     def _start_later(self, slots: list[Slot]) -> None:
@@ -293,18 +286,6 @@ class Shim:
             self._end_lines()
             return
         self._supervisor.start(slots)
-
-    def _signal(self, signum: int, stop: bool) -> None:
-        supervisor = self._supervisor if self._runs else None  # None between two lines, when no process runs
-        if not stop:
-            if supervisor:
-                supervisor.forward(signum)
-            return
-        if supervisor and signum == signal.SIGKILL:
-            supervisor.kill()
-        elif supervisor:
-            supervisor.stop(signum)
-        self._end_lines()
 
     def _tell(self) -> None:
         self._write(self.state())

@@ -274,7 +274,13 @@ class Supervisor:
                 (process.signal if signum in _FOR_ALL else process.tell)(signum)
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Sends `signum`, then SIGTERM, then SIGKILL, with a grace between. Each further call skips a grace."""
+        """Sends `signum`, then SIGTERM, then SIGKILL, with a grace between. Each further call skips a grace.
+
+        SIGKILL ends every rank now, whatever was asked before.
+        """
+        if signum == signal.SIGKILL:
+            self._kill()
+            return
         if self._draining:
             self._requested = True
             self._abandon_output_soon()
@@ -290,8 +296,7 @@ class Supervisor:
         self._ending = asyncio.create_task(self._end(steps))
         self._close()
 
-    def kill(self) -> None:
-        """Ends every rank now, whatever was asked before."""
+    def _kill(self) -> None:
         self._requested = True
         if self._ending is not None:
             self._ending.cancel()

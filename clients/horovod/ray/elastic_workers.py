@@ -37,6 +37,7 @@ from horovod.ray.places import gpus_of_elastic
 from horovod.ray.resources import in_words
 from horovod.ray.worker import BaseHorovodWorker, Trained, described
 from horovod.rendezvous.hosts import HostSlots
+from horovod.worker.agent.orders import obey, order_of
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 FAILURE_GRACE_S = 3.0  # how long others may go on after the failure that ends the job
@@ -119,7 +120,7 @@ class RayAgent:
         """ValueError with a sentence where the scheduler refuses it."""
         await self._scheduler.attach([self.register], self._obey)
 
-    async def leave(self) -> None:
+    async def end(self) -> None:
         """Ends its actors and itself."""
         if self._is_gone:
             return
@@ -148,24 +149,29 @@ class RayAgent:
         elif command.HasField("probe"):
             reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
             self._tell(pb.AgentMessage(reached=reached))
-        elif command.HasField("leave"):
-            leave = command.leave
-            for rank, incarnation in zip(leave.ranks, leave.incarnations, strict=True):
-                if (rank, incarnation) not in self._leaving:
-                    self._leaving.add((rank, incarnation))
-                    self._do(self._have_leave(rank, incarnation, leave.grace_seconds))
-        elif command.HasField("finish"):
-            self._close()
-        elif command.HasField("end"):
-            self._close()
-            asyncio.get_running_loop().call_later(FAILURE_GRACE_S, self.kill)
-        elif command.HasField("signal") and command.signal.stop:
-            self._close()
-            self.kill()
+        elif (order := order_of(command)) is not None:
+            obey(order[1], self)
 
-    def _close(self) -> None:
+    def leave(self, ranks: Mapping[int, int], grace_s: float) -> None:
+        for rank, incarnation in ranks.items():
+            if (rank, incarnation) not in self._leaving:
+                self._leaving.add((rank, incarnation))
+                self._do(self._have_leave(rank, incarnation, grace_s))
+
+    def finish(self) -> None:
         self._is_open = False
         self._report()
+
+    def end_after_failure(self) -> None:
+        self.finish()
+        asyncio.get_running_loop().call_later(FAILURE_GRACE_S, self.kill)
+
+    def stop(self, signum: int) -> None:
+        self.finish()
+        self.kill()
+
+    def forward(self, signum: int) -> None:
+        """Ray delivers no signals."""
 
     def _start(self, share: pb.StartShare) -> None:
         self._share = share.share
@@ -322,7 +328,7 @@ class RayAgents:
         return agent
 
     async def let_go(self, agent: RayAgent) -> None:
-        await agent.leave()
+        await agent.end()
         if self.all.get(agent.host) is agent:
             del self.all[agent.host]
 

@@ -17,6 +17,7 @@ from horovod.base.words import reason_of
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
+from horovod.worker.agent.orders import obey, order_of
 from horovod.worker.agent.supervisor import Slot, Supervisor
 
 Shares = Mapping[str, pb.StartShare]  # by name
@@ -105,19 +106,8 @@ class OwnMachine:
         elif command.HasField("probe"):  # all names are this machine
             reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
             self._scheduler.tell(name, pb.AgentMessage(reached=reached))
-        elif command.HasField("leave"):
-            leave = command.leave
-            self._supervisor.leave(dict(zip(leave.ranks, leave.incarnations, strict=True)), leave.grace_seconds)
-        elif name != next(iter(self._names)):
-            return  # what is told to all agents of the job is for one supervisor
-        elif command.HasField("end"):
-            self._supervisor.end_after_failure()
-        elif command.HasField("finish"):
-            self._supervisor.finish()
-        elif command.HasField("signal") and command.signal.signal == signal.SIGKILL:
-            self._supervisor.kill()
-        elif command.HasField("signal"):
-            self._supervisor.stop(command.signal.signal)
+        elif (order := order_of(command)) is not None and (name == next(iter(self._names)) or "leave" in order[1]):
+            obey(order[1], self._supervisor)  # what is told to all agents of the job is for one supervisor
 
     async def _start_later(self) -> None:
         try:  # of all shares, since GPUs are dealt out among all; the supervisor starts what it has not yet
