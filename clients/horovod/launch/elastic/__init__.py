@@ -1,1 +1,1 @@
-"""What an elastic job is asked for."""
+"""Elastic jobs: what is asked of one, where its hosts come from, and the driver that follows them."""
