@@ -10,8 +10,11 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
+from horovod.base.settings import SETTINGS, variables
 from horovod.launch.__main__ import run_commandline
+from horovod.launch.elastic.policy import write_policy
 from horovod.launch.elastic.request import ElasticRequest, Replacement, Supply
+from horovod.protos.v1 import jobs_pb2
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
 
 NAMES = {
@@ -182,3 +185,14 @@ def test_hosts_and_their_number_come_from_lsf(
     with pytest.raises(SystemExit):
         run_commandline(["-np", "3", "true"])
     assert "Requested more processes (3) than there are available slots (2)" in capsys.readouterr().err
+
+
+def test_settings_reach_the_policy_by_their_names() -> None:
+    """A name that only one side has would be a setting without effect (docs/adr/0119-rules-by-name.md)."""
+    fields = jobs_pb2.Policy.DESCRIPTOR.fields_by_name
+    named = {row.name.removeprefix("elastic_") for row in SETTINGS if row.name.startswith("elastic_")}
+    assert named - set(fields) == {"timeout_seconds"}  # which the policy calls patience_seconds
+    spec = jobs_pb2.JobSpec()
+    given = variables(elastic_timeout_seconds=7.0, elastic_keeps_slots=True, elastic_leave_seconds=8.0)
+    write_policy(spec, ElasticRequest(min_num_proc=1).replacement(2), given)
+    assert (spec.policy.patience_seconds, spec.policy.keeps_slots, spec.policy.leave_seconds) == (7, True, 8)

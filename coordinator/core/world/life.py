@@ -143,7 +143,7 @@ class Life:
 
     @property
     def evidence(self) -> str:
-        """The kind of the evidence: the label of a metric (docs/observability.md)."""
+        """The kind of the evidence: the label of a metric (docs/metrics.md)."""
         if self.ended:
             return "process_ended"
         if self.stopped_since_s is not None:
