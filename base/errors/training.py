@@ -53,7 +53,7 @@ class TrainingCode(ErrorCode):
     UNSUPPORTED_OPTIMIZER = ("unsupported-optimizer", "This can't be done with this kind of optimizer. Use another.")
     NOT_DISTRIBUTED = (
         "not-distributed",
-        "An optimizer was made or copied in a way that lost what distributes it. Pass it to hvd.DistributedOptimizer.",
+        "An optimizer is not distributed, or lost that when it was copied. Pass it to hvd.DistributedOptimizer.",
     )
     NOT_BUILT = ("model-not-built", "A model has no weights yet. Build it, or call it with a batch, before that.")
     GRADIENTS_IN_FLIGHT = (

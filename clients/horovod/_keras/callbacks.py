@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from horovod._keras.backends import backend_of
 from horovod._keras.classes import CallbackMixin
 from horovod._keras.held import note_differences
-from horovod._keras.optimizer import is_distributed
 from horovod._keras.progress import Progress, begins, progress_of
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
@@ -21,7 +19,6 @@ from horovod.common.counted_weights import postpone
 from horovod.common.gradients import identity
 from horovod.common.ops.objects import allgather_object
 from horovod.common.process_sets import global_process_set
-from horovod.common.script import warn_the_script
 from horovod.worker.runtime.context import current
 
 __all__ = [
@@ -63,7 +60,6 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
         self.broadcast_done = False
         self._begun = False
         self._world: int | None = None  # the epoch of the world in which these two count
-        self._unreduced: _Unreduced | None = None
         for variable in local_variables or ():
             self.register_local_var(variable)
 
@@ -95,8 +91,6 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if not self.broadcast_done:
             self._broadcast()
-        if self._unreduced is not None and self._unreduced.is_over():
-            self._unreduced = None
 
     def _broadcast(self) -> None:
         known = state_of(self.model, self.model.optimizer)
@@ -104,40 +98,6 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
         self._hvd_backend.broadcast_variables(variables, self.root_rank, global_process_set)
         self.broadcast_done = True
         postpone(False)
-        if size() > 1 and self.model.optimizer is not None and not is_distributed(self.model.optimizer):
-            self._unreduced = _Unreduced(self.model)
-
-
-class _Unreduced:
-    """Notices a model whose optimizer was never passed to hvd.DistributedOptimizer, as torch/unreduced.py does.
-
-    A training step of the script's own may reduce gradients itself: then bytes go through Horovod.
-    """
-
-    STEPS: Final = 100
-
-    def __init__(self, model: Any) -> None:
-        self._trained = sum(math.prod(one.shape) for one in model.trainable_variables)  # each has a byte at least
-        self._kind = type(model.optimizer).__name__
-        self._bytes = current().engine.counters()["bytes"]
-        self._steps = 0
-
-    def is_over(self) -> bool:
-        """After a batch: whether it is known."""
-        self._steps += 1
-        if self._steps < self.STEPS:
-            return False
-        context = current()
-        few = context.engine.counters()["bytes"] - self._bytes < self._trained
-        if few and context.world.rank == 0 and context.settings.different_weights != "ignore":
-            warn_the_script(
-                f"{self.STEPS} batches were trained by {self._kind}, and hvd.init() was called, but nothing reduces "
-                "its gradients: it is no hvd.DistributedOptimizer, and fewer bytes than the model has weights went "
-                "through Horovod. Each rank seems to train a model of its own. Write "
-                "model.compile(hvd.DistributedOptimizer(optimizer), ...). If that is meant, set "
-                "HOROVOD_DIFFERENT_WEIGHTS=ignore."
-            )
-        return True
 
 
 class MetricAverageCallback(_OfAKeras):

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from horovod._keras.backends import backend_of
+from horovod._keras.plain_optimizers import watch_models
 from horovod.common.gradients import Reduction, Taken, refuse
 from horovod.common.optimizer_numbers import Made
 
@@ -31,6 +32,7 @@ def distributed_keras(
     made: Made | None = None,
 ) -> Any:
     """A distributed optimizer of whichever Keras; ValueError for what is none. made: of one that is a copy."""
+    watch_models()
     if is_keras3_optimizer(optimizer):
         from horovod._keras.optimizer import distribute_keras3
 

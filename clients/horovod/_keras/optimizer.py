@@ -20,10 +20,6 @@ from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, check_passes, identity
 from horovod.common.optimizer_numbers import Made
-from horovod.common.script import level_of_the_script
-from horovod.worker.runtime.context import current
-
-_MARK = "_hvd_looks_at_the_optimizer"
 
 
 class Distribution:
@@ -259,51 +255,6 @@ def distribution_in(optimizer: Any) -> Distribution | None:
     return None
 
 
-def watch_models(model_class: Any) -> None:
-    """`fit` of a Keras's models looks from now on whether they still have the distributed optimizer.
-
-    A script may compile a model with one and then put another into `model.optimizer`. The function that all ways of
-    training ask for their step is replaced, once.
-    """
-    original = model_class.make_train_function
-    if hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _look_at_optimizer(self)
-        return original(self, *args, **kwargs)
-
-    setattr(make_train_function, _MARK, True)
-    model_class.make_train_function = make_train_function
-
-
-def _look_at_optimizer(model: Any) -> None:
-    """Warns of a plain optimizer in place of the distributed one; a setting makes it a ValueError."""
-    used = getattr(model, "optimizer", None)
-    compiled = getattr(getattr(model, "_compile_config", None), "config", {}).get("optimizer")
-    distribution = distribution_in(compiled)
-    if distribution is None or used is None or is_distributed(used):
-        return
-    if type(model).train_step.__module__.partition(".")[0] not in ("keras", "tf_keras"):
-        return  # the script's own, in which a tape may reduce
-    reduction, context = distribution.reduction, current()
-    setting = context.settings.different_weights
-    if setting == "ignore" or not reduction.communicates():
-        return
-    kind = type(used).__name__
-    sentence = coded(
-        TrainingCode.NOT_DISTRIBUTED,
-        f"The model was compiled with a distributed {type(compiled).__name__}, but model.optimizer is a plain {kind} "
-        "now, so each rank trains a model of its own. Call model.compile() with hvd.DistributedOptimizer(...) of the "
-        "new optimizer. If this is meant, set HOROVOD_DIFFERENT_WEIGHTS=ignore.",
-    )
-    if setting == "error":
-        raise ValueError(sentence)
-    if context.world.rank == (reduction.process_set.ranks or [0])[0]:
-        warnings.warn(sentence, stacklevel=level_of_the_script())
-
-
 def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: str | None) -> Any:
     """Makes `optimizer` a distributed one and returns it."""
     if is_distributed(optimizer):
@@ -339,11 +290,9 @@ def distribute_keras3(
     made: Made | None = None,
 ) -> Any:
     """The optimizer, distributed, and the one in a LossScaleOptimizer. Raises ValueError and what a Reduction does."""
-    import keras
 
     from horovod._keras import copies, jit, loss_scale
 
-    watch_models(keras.Model)
     copies.install_keras3()
     loss_scale.install()
     jit.install()

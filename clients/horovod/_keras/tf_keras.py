@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from horovod._keras.optimizer import Distribution, _of, distribute, watch_models
+from horovod._keras.optimizer import Distribution, _of, distribute
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
@@ -292,7 +292,6 @@ def distribute_tf_keras(
 
     copies.install_tf_keras()
     keras: Any = sys.modules.get("tf_keras") or sys.modules["keras"]
-    watch_models(keras.Model)
     scaled: Any = keras.mixed_precision.LossScaleOptimizer
     for kind in (scaled, *scaled.__subclasses__()):
         _install_loss_scaling(kind)

@@ -15,6 +15,7 @@ from horovod import _core
 from horovod._core import ReduceOp
 from horovod.base.errors import SettingCode, WorldCode, coded, without_code
 from horovod.base.settings import Settings, resolve
+from horovod.common import unreduced
 from horovod.common.departure import departure, end_by_sigterm_as_pid_1
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
@@ -162,6 +163,7 @@ def init(
     for process_set, initial in zip(sets, context.process_sets.initial, strict=False):
         begin_with(process_set, initial.ranks, initial.set_id)
     _last_init = arguments
+    unreduced.world_begins()
 
 
 def leave_for_good(reason: str) -> None:

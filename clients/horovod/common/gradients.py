@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.base.frameworks import FRAMEWORKS
+from horovod.common import unreduced
 from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.ops.specs import registered_number
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -102,6 +103,7 @@ class Reduction:
                 coded(OperationCode.UNDEFINED_REDUCTION, "Adasum does not support non-global process sets.")
             )
         _check_groups(self.groups)
+        unreduced.watch.over()
 
     @property
     def prescale(self) -> float:

@@ -14,6 +14,7 @@ from horovod.common.gradients import Reduction, Taken, name_of_group, refuse
 from horovod.common.ops.handles import AnyHandle, synchronize
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.mxnet import plain_trainers as plain_trainers
 from horovod.mxnet import same_weights, sparse
 from horovod.mxnet.arrays import COLLECTIVES, MXNetFramework
 from horovod.mxnet.compression import Compression

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,3 +188,29 @@ def test_two_models(world: World, tmp_path: Path, case: str) -> None:
 def test_two_models_in_another_order(world: World, tmp_path: Path, case: str) -> None:
     for error in world.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
         assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error
+
+
+def _never_wrapped(wraps: bool) -> list[str]:
+    import keras
+
+    import horovod.keras as hvd
+    from horovod.common import unreduced
+
+    unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made a distributed one
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.01)
+    model.compile(hvd.DistributedOptimizer(optimizer) if wraps else optimizer, loss="mse")
+    data = np.ones([120, 3], np.float32)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(data, data[:, :1], batch_size=1, verbose=0)
+    code = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
+    return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
+
+
+def test_an_optimizer_that_was_never_distributed_is_told_once(world: World) -> None:
+    (told, on_1), quiet = world.run(_never_wrapped, False), world.run(_never_wrapped, True)
+    assert len(told) == 1
+    assert told[0].startswith(__file__), "the warning must point to the script"
+    assert on_1 == []
+    assert quiet == [[], []]

@@ -411,3 +411,44 @@ def _copied_optimizers() -> list[int]:
 
 def test_copies_of_an_optimizer(mxnet_pair: World) -> None:
     assert mxnet_pair.run(_copied_optimizers) == [[0, 1]] * 2
+
+
+def _never_distributed(case: str) -> list[str]:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+    from horovod.common import unreduced
+
+    unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made distributed trainers
+    unreduced.world_begins()
+    model = mx.gluon.nn.Dense(64, in_units=64)
+    model.initialize()
+    hvd.broadcast_parameters(model.collect_params(), root_rank=0)
+    kind = hvd.DistributedTrainer if case == "distributed" else mx.gluon.Trainer
+    trainer = kind(model.collect_params(), "sgd", {"learning_rate": 0.01})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(unreduced.STEPS + 5):
+            with mx.autograd.record():
+                loss = model(mx.nd.ones((2, 64))).sum()
+            loss.backward()
+            if case == "by hand":
+                for name, one in sorted(model.collect_params().items()):
+                    hvd.allreduce_(one.grad(), name=name)
+            trainer.step(2)
+    assert not hasattr(mx.gluon.Trainer._update, "_hvd_counts") or not unreduced.watch.is_over
+    code = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
+    return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
+
+
+def test_a_trainer_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair: World) -> None:
+    on_0, on_1 = mxnet_pair.run(_never_distributed, "plain")
+    assert len(on_0) == 1
+    assert on_0[0].startswith(__file__), "the warning must point to the script"
+    assert "hvd.DistributedTrainer(" in on_0[0]
+    assert on_1 == []
+
+
+def test_trainers_that_reduce_are_told_nothing(mxnet_pair: World) -> None:
+    for case in ("distributed", "by hand"):
+        assert mxnet_pair.run(_never_distributed, case) == [[], []], case

@@ -164,46 +164,6 @@ def test_what_an_optimizer_holds_on_one_rank_only(tf_pair: World, what: str, par
     assert on_1 == []
 
 
-def _never_wrapped() -> list[int]:
-    import keras
-    import tensorflow as tf
-
-    import horovod.keras
-    import horovod.tensorflow as hvd
-
-    class Reduces(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = keras.layers.Dense(1)
-
-        def call(self, data: Any) -> Any:
-            return self.layer(data)
-
-        def train_step(self, data: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
-            gradients = hvd.DistributedGradientTape(tape).gradient(loss, self.trainable_variables)
-            self.optimizer.apply(gradients, self.trainable_variables)
-            return {"loss": loss}
-
-    counts = []
-    data = np.ones([120, 3], np.float32)
-    for kind in ("plain", "tape", "distributed"):
-        model = Reduces() if kind == "tape" else _model(0)
-        optimizer = keras.optimizers.SGD(0.01)
-        model.compile(hvd.DistributedOptimizer(optimizer) if kind == "distributed" else optimizer, loss="mse")
-        broadcast = horovod.keras.callbacks.BroadcastGlobalVariablesCallback(0)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model.fit(data, data[:, :1], batch_size=1, verbose=0, callbacks=[broadcast])
-        counts.append(sum("nothing reduces" in str(one.message) for one in caught))
-    return counts
-
-
-def test_a_model_whose_optimizer_was_never_wrapped(tf_pair: World) -> None:
-    assert tf_pair.run(_never_wrapped) == [[1, 0, 0], [0, 0, 0]]
-
-
 # -- loops -------------------------------------------------------------------------------------------------------------
 def _loop(seed: int, in_function: bool, broadcast: bool, steps: int = 4, models: int = 1) -> list[str]:
     """As the examples of old releases have it, which broadcast after the first step."""

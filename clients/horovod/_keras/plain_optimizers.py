@@ -1,0 +1,141 @@
+"""Models that `fit` trains by an optimizer that is not distributed, of any Keras.
+
+A script may compile a model with a distributed optimizer and then put another into `model.optimizer`: that is known
+when `fit` begins. Or it may have made none: then steps are counted (common/unreduced.py). All ways of training a model
+ask `make_train_function` for their step. It is replaced, once, by hvd.init() and hvd.DistributedOptimizer.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from horovod._keras.optimizer import distribution_in, is_distributed
+from horovod.base.errors import TrainingCode, coded
+from horovod.common import unreduced
+from horovod.common.script import level_of_the_script
+from horovod.common.unreduced import Steps, Trained
+from horovod.worker.runtime.context import current, is_member
+
+_MARK = "_hvd_looks_at_the_optimizer"
+
+
+def watch_models() -> None:
+    """Those of each Keras that is imported."""
+    for name in ("keras", "tf_keras"):
+        if (model := getattr(sys.modules.get(name), "Model", None)) is not None:
+            _watch(model)
+
+
+def _watch(model_class: Any) -> None:
+    original = model_class.make_train_function
+    if hasattr(original, _MARK):
+        return
+
+    @functools.wraps(original)
+    def make_train_function(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _look_at_optimizer(self)
+        return _counted(self, original(self, *args, **kwargs))
+
+    setattr(make_train_function, _MARK, True)
+    model_class.make_train_function = make_train_function
+
+
+unreduced.when_in_a_world(watch_models)
+
+
+def _look_at_optimizer(model: Any) -> None:
+    """Warns of a plain optimizer in place of the distributed one; a setting makes it a ValueError."""
+    used = getattr(model, "optimizer", None)
+    compiled = getattr(getattr(model, "_compile_config", None), "config", {}).get("optimizer")
+    distribution = distribution_in(compiled)
+    if distribution is None or used is None or is_distributed(used):
+        return
+    if type(model).train_step.__module__.partition(".")[0] not in ("keras", "tf_keras"):
+        return  # the script's own, in which a tape may reduce
+    reduction, context = distribution.reduction, current()
+    setting = context.settings.different_weights
+    if setting == "ignore" or not reduction.communicates():
+        return
+    kind = type(used).__name__
+    sentence = coded(
+        TrainingCode.NOT_DISTRIBUTED,
+        f"The model was compiled with a distributed {type(compiled).__name__}, but model.optimizer is a plain {kind} "
+        "now, so each rank trains a model of its own. Call model.compile() with hvd.DistributedOptimizer(...) of the "
+        "new optimizer. If this is meant, set HOROVOD_DIFFERENT_WEIGHTS=ignore.",
+    )
+    if setting == "error":
+        raise ValueError(sentence)
+    if context.world.rank == (reduction.process_set.ranks or [0])[0]:
+        warnings.warn(sentence, stacklevel=level_of_the_script())
+
+
+# -- no distributed optimizer anywhere ---------------------------------------------------------------------------------
+_steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by model
+
+
+def _counted(model: Any, made: Any) -> Any:
+    """What `make_train_function` returns; the step of the model is one that is counted while this may be needed."""
+    run = getattr(model, "train_function", None)
+    if run is None or isinstance(run, _Counted) or unreduced.watch.is_over or not is_member():
+        return made
+    reference = weakref.ref(model)
+    steps = _steps.setdefault(model, Steps(lambda: _trained(reference())))
+    model.train_function = counted = _Counted(reference, run, steps)
+    return counted if made is run else made
+
+
+class _Counted:
+    """A `train_function` of a model."""
+
+    def __init__(self, model: Callable[[], Any], run: Any, steps: Steps) -> None:
+        self._model, self._run, self._steps = model, run, steps
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found = self._run(*args, **kwargs)
+        model = self._model()
+        self._steps.add(_batches_of_a_call(model))
+        if unreduced.watch.is_over and model is not None and model.train_function is self:
+            model.train_function = self._run
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_run":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self._run, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._run, memo)
+
+
+def _batches_of_a_call(model: Any) -> int:
+    given: Any = getattr(model, "steps_per_execution", None) or getattr(model, "_steps_per_execution", None)
+    return int(given.numpy() if hasattr(given, "numpy") else given or 1)
+
+
+def _trained(model: Any) -> Trained | None:
+    if model is None or model.optimizer is None or _is_reduced_by_keras(model):
+        return None
+    return Trained(
+        type(model.optimizer).__name__,
+        sum(math.prod(one.shape) for one in model.trainable_variables),  # each number has a byte at least
+        "Write model.compile(hvd.DistributedOptimizer(optimizer), ...).",
+    )
+
+
+def _is_reduced_by_keras(model: Any) -> bool:
+    """By tf.distribute, or, on PyTorch and JAX, by what keras.distribution and torch.distributed do."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is not None and strategy.num_replicas_in_sync > 1:
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        return True
+    distribution = getattr(sys.modules.get("keras"), "distribution", None)
+    return distribution is not None and getattr(distribution, "distribution", lambda: None)() is not None
