@@ -88,7 +88,7 @@ template <Question question>
 void* make_question(TF_OpKernelConstruction* construction) {
   auto* const kernel = new QuestionKernel{question};
   const char* const about = question == Question::size || question == Question::included ? "process_set_id"
-                            : question == Question::due                                  ? "comparison"
+                            : question == Question::due || question == Question::same    ? "comparison"
                                                                                          : nullptr;
   if (about) {
     Status status;
@@ -128,27 +128,47 @@ void run_join(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCal
   }).detach();
 }
 
-// Compares weights in the few steps in which that is due, and waits for all ranks then.
-void run_comparison(void* given_kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
-  const auto& kernel = *static_cast<const QuestionKernel*>(given_kernel);
+// The number of the call, which is the last input. Where there is none, the operation has failed and is over.
+bool take_call(TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done, int64_t& call) {
   Status status;
   TF_Tensor* input = nullptr;
   tf.GetInput(context, 0, &input, status);
   if (!status.ok()) {
     tf.OpKernelContext_Failure(context, status);
-    return tf.RunAsyncOpKernelDoneCallback(given);
+    tf.RunAsyncOpKernelDoneCallback(done);
+    return false;
   }
-  const int64_t call = *static_cast<const int64_t*>(tf.TensorData(input));
+  call = *static_cast<const int64_t*>(tf.TensorData(input));
   tf.DeleteTensor(input);
-  const Answer due = ask(Question::due, kernel.about, call);
-  if (due.code != kOk || due.number == 0) {
-    give(due, context);
-    return tf.RunAsyncOpKernelDoneCallback(given);
-  }
-  std::thread([about = kernel.about, call, context, done = copy_of(given)] {
+  return true;
+}
+
+// Whether weights are compared in this step, which it counts.
+void run_due(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  int64_t call = 0;
+  if (!take_call(context, done, call)) return;
+  give(ask(Question::due, static_cast<const QuestionKernel*>(kernel)->about, call), context);
+  tf.RunAsyncOpKernelDoneCallback(done);
+}
+
+// Waits for all ranks, which must not keep a thread of TensorFlow from other operations, and compares.
+void run_comparison(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
+  int64_t call = 0;
+  if (!take_call(context, given, call)) return;
+  std::thread([about = static_cast<const QuestionKernel*>(kernel)->about, call, context, done = copy_of(given)] {
     give(ask(Question::same, about, call), context);
     done();
   }).detach();
+}
+
+// Compares weights in the few steps in which that is due.
+void run_due_comparison(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* done) {
+  int64_t call = 0;
+  if (!take_call(context, done, call)) return;
+  const Answer due = ask(Question::due, static_cast<const QuestionKernel*>(kernel)->about, call);
+  if (due.code == kOk && due.number != 0) return run_comparison(kernel, context, done);
+  give(due, context);
+  tf.RunAsyncOpKernelDoneCallback(done);
 }
 
 // -- registration -----------------------------------------------------------------------------------------------------
@@ -225,8 +245,10 @@ void add_all() {
   add_question("HorovodRank", {}, &make_question<Question::rank>);
   add_question("HorovodLocalRank", {}, &make_question<Question::local_rank>);
   add_question("HorovodJoin", {}, &make_question<Question::join>, &run_join);
-  add_question("HorovodSameWeights", {"comparison: int"}, &make_question<Question::due>, &run_comparison,
-               {"call: int64"});
+  const Lines comparison = {"comparison: int"}, call = {"call: int64"};
+  add_question("HorovodSameWeights", comparison, &make_question<Question::due>, &run_due_comparison, call);
+  add_question("HorovodWeightsDue", comparison, &make_question<Question::due>, &run_due, call);
+  add_question("HorovodCompareWeights", comparison, &make_question<Question::same>, &run_comparison, call);
 }
 
 // TensorFlow notes the operations that come while it loads a library. The last object here: it needs those above.

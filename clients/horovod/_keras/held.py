@@ -58,6 +58,11 @@ def note_differences(optimizer: Any, variables: Mapping[int, Any]) -> None:
         distribution.differ.update(variables)
 
 
+def owner(place: int, name: str) -> str:
+    """How a variable is called in words; place: among those that are trained. name: of its gradient."""
+    return f"variable {place} ({name.rpartition('.')[2]!r})"
+
+
 class _Things:
     """What ranks compare of a model and its optimizer, both of which it refers to weakly."""
 
@@ -83,12 +88,12 @@ class _Things:
                 continue
             known.append(variable)
             if identity(variable) not in by_intent:
-                owners[identity(variable)] = owner = f"variable {place} ({name.rpartition('.')[2]!r})"
-                compared.append((owner, variable))
+                owners[identity(variable)] = called = owner(place, name)
+                compared.append((called, variable))
         if optimizer is not None:  # first, because variables differ after a step in which one of these did
             yield from self._state(optimizer, known, owners)
-        for owner, variable in compared:
-            yield owner, "", self._values(variable)
+        for called, variable in compared:
+            yield called, "", self._values(variable)
 
     def _state(self, optimizer: Any, known: list[Any], owners: Mapping[int, str]) -> Iterator[Thing]:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -111,10 +116,10 @@ class _Things:
                 if leaf in _NUMBERS or (one.shape and len(owners) == len(variables)):
                     numbers[leaf] = number = numbers.get(leaf, 0) + 1
                     yield _OPTIMIZER, leaf if number == 1 else f"{leaf} {number}", self._values(one)
-            elif (owner := owners.get(identity(variables[of_variable]))) is not None:
+            elif (called := owners.get(identity(variables[of_variable]))) is not None:
                 # Keras 3 has adam_1/dense_kernel_momentum, tf_keras m/dense/kernel. Ranks may count other optimizers.
                 before, _, after = words.partition(of_variable)
-                yield owner, after.strip("_") or before.rpartition("_")[2], self._values(one)
+                yield called, after.strip("_") or before.rpartition("_")[2], self._values(one)
 
 
 def _distribution_of(optimizer: Any) -> Any:

@@ -18,6 +18,7 @@ from one to another, they compare in each step from then on.
 from __future__ import annotations
 
 import itertools
+import secrets
 import weakref
 import zlib
 from collections.abc import Callable, Hashable, Iterable
@@ -38,6 +39,8 @@ WORDS: Final = 16
 _FIRST: Final = 2  # the step of a model in which it is compared
 _ROW: Final = 2048  # 64-bit numbers
 _WORD_BYTES: Final = 8
+_SALT_BITS: Final = 38
+_COUNT_BITS: Final = 24
 _NO_NUMBERS: Final = "OSUMm"  # kinds of dtypes
 
 Thing = tuple[str, str, Any]  # owner and name, as in Held, and an array (of NumPy, or what becomes one) or a number
@@ -175,7 +178,8 @@ class CountedWeights:
         return f"{self.wire}@{call}" if call else self.wire
 
 
-_numbers: Final = itertools.count(1)
+# Another beginning in each process: a graph that was loaded from a file names the numbers of the one that wrote it.
+_numbers: Final = itertools.count(secrets.randbits(_SALT_BITS) << _COUNT_BITS)
 _by_number: Final[weakref.WeakValueDictionary[int, CountedWeights]] = weakref.WeakValueDictionary()
 _of_models: Final[dict[tuple[int, Hashable], CountedWeights]] = {}
 

@@ -2,23 +2,29 @@
 
 In a function that is an operation, HorovodSameWeights, before the reductions. It asks Python whether ranks compare in
 this step, which is so in few, and Python reads the variables: so a function has neither their values as inputs nor a
-variable that counts, which a SavedModel would have to hold. What XLA compiles has no such operation, nor have graphs of
-tf.compat.v1 sessions, whose variables only a session can read: these compare nothing.
+variable that counts, which a SavedModel would have to hold. What XLA compiles has no such operation: it compares
+nothing.
+
+Variables of a tf.compat.v1 session only the session can read. The graph of an optimizer of tf.compat.v1.train asks
+Python (HorovodWeightsDue) and has a branch that reads them, gives them to Python and compares (HorovodCompareWeights).
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model import save_context
 
 from horovod._keras import held
+from horovod.common.counted_weights import CountedWeights, Thing, of_model
 from horovod.common.optimizer_numbers import Line, Made
 from horovod.common.process_sets import ProcessSet
+from horovod.common.same_weights import Kind
 from horovod.common.script import lines_of_the_script
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, raised_as_tensorflow_does
@@ -31,11 +37,18 @@ def compared(
 ) -> Iterator[None]:
     """Around the reduction of the gradients of these variables, by the names of these. made: as for `reduced`.
 
+    optimizer: of Keras, which holds more that is compared, or of tf.compat.v1.train.
+
     Raises InvalidArgumentError, in a function when it runs, on all ranks: they differ, and the setting says that this
     is an error. UnknownError: a rank was lost.
     """
-    if xla.compiling() or save_context.in_save_context() or not _can_read_variables():
+    if xla.compiling() or save_context.in_save_context():
         yield
+        return
+    is_v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        with _compared_in_session(trained, process_set) if is_v1 else nullcontext():
+            yield
         return
     first = next(iter(trained), "")
     called_first = made.called(first) if made is not None and tf.executing_eagerly() else first
@@ -44,7 +57,7 @@ def compared(
     order = None
     if made is None and (anchor := trained.get(first)) is not None:
         order = _Tape(called.wire, process_set.process_set_id, getattr(anchor, "_value", anchor))
-    counted = held.counted(called.wire, trained, process_set, optimizer, _values, made, order)
+    counted = held.counted(called.wire, trained, process_set, None if is_v1 else optimizer, _values, made, order)
     if counted is None:
         yield
     elif tf.executing_eagerly():
@@ -77,9 +90,60 @@ class _Tape:
         return self.place, [place for place, variable in others if variable is not None and variable is not own]
 
 
-def _can_read_variables() -> bool:
-    """Outside of sessions."""
-    return bool(tf.compat.v1.executing_eagerly_outside_functions())
+@contextmanager
+def _compared_in_session(trained: Mapping[str, Any], process_set: ProcessSet) -> Iterator[None]:
+    variables = {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
+    if not variables:
+        yield
+        return
+    name, anchor = next(iter(variables.items()))
+    called = named("allreduce", "HorovodSameWeights", f"{name}.same_weights", None, True)
+    read = _Read([held.owner(place, name) for place, name in enumerate(variables)])
+
+    def make() -> CountedWeights:
+        return CountedWeights(called.wire, read, process_set, _remedy_in_session)
+
+    counted = of_model(anchor, (called.wire, process_set.process_set_id), make)
+    number = called.call_number()
+
+    def compare() -> Any:
+        values = [one.read_value() for one in variables.values()]
+        with tf.control_dependencies([tf.numpy_function(counted.things.take, values, tf.int32)]):
+            compares = OPS.horovod_compare_weights(call=number, comparison=counted.number)
+        with tf.control_dependencies([compares]):
+            return tf.numpy_function(counted.things.drop, [], tf.int32)
+
+    is_due = OPS.horovod_weights_due(call=number, comparison=counted.number) > 0
+    # A file of this graph may be loaded where the function of Python is not: there no comparison of this number is due.
+    with tf.control_dependencies([tf.cond(is_due, compare, lambda: tf.constant(0))]):
+        yield
+
+
+class _Read:
+    """What a session has read of the variables with these names, until it is compared."""
+
+    def __init__(self, owners: list[str]) -> None:
+        self._owners = owners
+        self._values: tuple[Any, ...] = ()
+
+    def take(self, *values: Any) -> np.int32:
+        self._values = values
+        return np.int32(0)
+
+    def drop(self) -> np.int32:
+        return self.take()
+
+    def __call__(self) -> Iterator[Thing]:
+        for owner, value in zip(self._owners, self._values, strict=True):
+            yield owner, "", value
+
+
+def _remedy_in_session(_: set[Kind]) -> str:
+    return (
+        "Broadcast them from rank 0 before the first step and after a checkpoint was loaded: "
+        "tf.compat.v1.train.MonitoredTrainingSession(hooks=[hvd.BroadcastGlobalVariablesHook(0)]), or in a session of "
+        "your own session.run(hvd.broadcast_global_variables(0))."
+    )
 
 
 def _values(variable: Any) -> Any:

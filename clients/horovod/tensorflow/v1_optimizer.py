@@ -119,7 +119,7 @@ class _DistributedOptimizer(_Around):
         return self._after_passes(gradients, variables, use, global_step)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        return reduced_but_local(gradients, variables, set(self._local), self._reduction)
+        return reduced_but_local(gradients, variables, set(self._local), self._reduction, optimizer=self)
 
 
 class _AdasumOptimizer(_Around):

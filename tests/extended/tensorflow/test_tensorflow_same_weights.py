@@ -11,6 +11,7 @@ import pytest
 from worlds import Keeper, World
 
 from horovod.base.errors import TrainingCode
+from horovod.common import counted_weights
 from horovod.common.ops import collectives
 
 CODE = f"[{TrainingCode.DIFFERENT_WEIGHTS.value}]"
@@ -316,6 +317,91 @@ def test_ranks_that_have_joined_are_compared_when_they_are_back(tf_pair: World) 
     assert (len(on_0), on_1) == (1, [])
 
 
+# -- sessions ----------------------------------------------------------------------------------------------------------
+def _session(broadcast: bool, passes: int = 1, op: str = "Average", is_resource: bool = True) -> tuple[list[str], int]:
+    """What was told of a loop of tf.compat.v1, and how often weights were read for it."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+    from horovod.tensorflow import same_weights
+
+    v1 = tf.compat.v1
+    reads = []
+    take = same_weights._Read.take
+
+    def noted(self: Any, *values: Any) -> Any:
+        reads.append(len(values))
+        return take(self, *values)
+
+    same_weights._Read.take = noted  # type: ignore[method-assign]
+    with tf.Graph().as_default():
+        own = v1.get_variable("own", initializer=[1.0 + hvd.rank()], use_resource=is_resource)
+        first = v1.get_variable("first", initializer=[1.0, 2.0], use_resource=is_resource)
+        second = v1.get_variable("second", initializer=[1.0 + hvd.rank(), 2.0], use_resource=is_resource)
+        loss = tf.reduce_sum(first * second) + tf.reduce_sum(own)
+        optimizer = hvd.DistributedOptimizer(
+            v1.train.MomentumOptimizer(0.01, 0.9), op=getattr(hvd, op), backward_passes_per_step=passes
+        )
+        optimizer.register_local_var(own)
+        train = optimizer.minimize(loss, global_step=v1.train.get_or_create_global_step())
+
+        def run() -> None:
+            begin = [hvd.BroadcastGlobalVariablesHook(0)] if broadcast else []
+            with v1.train.MonitoredTrainingSession(hooks=begin) as session:
+                for _ in range(20 * passes):
+                    session.run([train, loss])
+
+        try:
+            return _told(run), sum(one > 0 for one in reads)
+        finally:
+            same_weights._Read.take = take  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("passes", "is_resource"), [(1, True), (1, False), (2, True)])
+def test_a_forgotten_broadcast_in_a_session(tf_pair: World, passes: int, is_resource: bool) -> None:
+    (told, reads), (on_1, _) = tf_pair.run(_session, False, passes, is_resource=is_resource)
+    assert len(told) == 1
+    assert told[0].startswith(__file__), "the warning must point to the script"
+    for part in ("step 2", "variable 1 ('second')", "BroadcastGlobalVariablesHook(0)"):
+        assert part in told[0]
+    assert "'own'" not in told[0]
+    assert on_1 == []
+    assert reads == counted_weights.WORDS, "steps after the first ones must read no weights for this"
+
+
+@pytest.mark.parametrize("op", ["Average", "Adasum"])
+def test_sessions_with_a_broadcast_are_told_nothing(tf_pair: World, op: str) -> None:
+    for told, _ in tf_pair.run(_session, True, 1, op):
+        assert told == []
+
+
+def _loaded_graph(folder: str) -> list[float]:
+    """A graph that another process has written, whose functions of Python are not here."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    path = f"{folder}/{hvd.rank()}.meta"
+    with tf.Graph().as_default():
+        weight = v1.get_variable("w", initializer=[2.0], use_resource=True)
+        optimizer = hvd.DistributedOptimizer(v1.train.GradientDescentOptimizer(0.5))
+        train = optimizer.minimize(tf.reduce_sum(weight * (hvd.rank() + 1.0)))
+        v1.train.export_meta_graph(path)
+        names = train.name, v1.global_variables_initializer().name
+    counted_weights._by_number.clear()
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.train.import_meta_graph(path)
+        session.run(v1.global_variables_initializer())
+        for _ in range(3):
+            session.run(names[0])
+        return list(session.run(v1.global_variables()[0]).tolist())
+
+
+def test_a_graph_of_a_file_trains_where_it_compares_nothing(tf_pair: World, tmp_path: Any) -> None:
+    assert tf_pair.run(_loaded_graph, str(tmp_path)) == [[2 - 3 * 0.5 * 1.5]] * 2
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 def _with(setting: str, value: str) -> Iterator[Keeper]:
     with Keeper(2, "shm", {setting: value}, preloaded="preloaded_tensorflow") as keeper:
@@ -415,8 +501,6 @@ def test_a_function_that_was_saved_reduces(tf_pair: World, tmp_path: Any) -> Non
 
 def _nothing_is_kept() -> tuple[int, int]:
     import gc
-
-    from horovod.common import counted_weights
 
     def train() -> None:
         for _ in range(3):
