@@ -9,6 +9,7 @@ the same order where a function reduces gradients of several models.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
@@ -29,22 +30,41 @@ def reduced(
     generic_names: bool = False,
     optimizer: Any = None,
     made: Made | None = None,
+    are_changes: bool = False,
 ) -> list[Any]:
     """The reduced gradients; None where there is none. optimizer: holds more that is compared (same_weights.py).
 
-    made: of the optimizer, whose number ends names where TensorFlow executes eagerly.
+    made: of the optimizer, whose number ends names where TensorFlow executes eagerly. are_changes: not gradients, but
+    what this rank has changed by a step of its own, so nothing is compared.
     """
     if not reduction.communicates():
         return list(gradients)
-    owners = [_owner(place, None if generic_names else variable) for place, variable in enumerate(variables)]
-    trained = {
+    owners = _owners(variables, generic_names)
+    trained = {} if are_changes else _trained(owners, gradients, variables)
+    called = made.called if made is not None and tf.executing_eagerly() else str
+    with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer, made):
+        return _reduced(gradients, variables, names, reduction, called)
+
+
+def compared_before(
+    gradients: Sequence[Any], variables: Sequence[Any], reduction: Reduction, optimizer: Any
+) -> AbstractContextManager[None]:
+    """Around a step of this rank's own, of which the changes are reduced: ranks compare before it."""
+    if not reduction.communicates():
+        return nullcontext()
+    return compared(_trained(_owners(variables), gradients, variables), reduction.process_set, optimizer)
+
+
+def _owners(variables: Sequence[Any], generic_names: bool = False) -> list[Owner]:
+    return [_owner(place, None if generic_names else variable) for place, variable in enumerate(variables)]
+
+
+def _trained(owners: Sequence[Owner], gradients: Sequence[Any], variables: Sequence[Any]) -> dict[str, Any]:
+    return {
         owner.name: variable
         for owner, variable, gradient in zip(owners, variables, gradients, strict=True)
         if gradient is not None
     }
-    called = made.called if made is not None and tf.executing_eagerly() else str
-    with in_order(owners, reduction.process_set) as names, compared(trained, reduction.process_set, optimizer, made):
-        return _reduced(gradients, variables, names, reduction, called)
 
 
 def _reduced(
@@ -181,4 +201,4 @@ def _scaled(gradient: Any, reduction: Reduction) -> Any:
     return gradient / tf.cast(members, gradient.dtype)
 
 
-as_it_is(reduced, reduced_but_local, agreed)
+as_it_is(reduced, reduced_but_local, agreed, compared_before)

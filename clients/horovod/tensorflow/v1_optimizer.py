@@ -14,7 +14,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
 from horovod.common.gradients import Reduction, identity
 from horovod.tensorflow.aggregation import LocalGradientAggregation
-from horovod.tensorflow.gradients import reduced, reduced_but_local
+from horovod.tensorflow.gradients import compared_before, reduced, reduced_but_local
 from horovod.tensorflow.once import check_reduced, hand_out
 
 _COMPUTE = (
@@ -136,14 +136,15 @@ class _AdasumOptimizer(_Around):
         _make_slots(self._optimizer, variables)
 
         def use(taken: list[Any]) -> Any:
-            before = [tf.identity(one.read_value()) for one in variables]
+            with compared_before(taken, variables, self._reduction, self):
+                before = [tf.identity(one.read_value()) for one in variables]
             with tf.control_dependencies(before):
                 stepped = self._optimizer.apply_gradients(
                     list(zip(taken, variables, strict=True)), global_step=global_step, name=name
                 )
             with tf.control_dependencies([] if stepped is None else [stepped]):
                 changes = [one.read_value() - old for one, old in zip(variables, before, strict=True)]
-            combined = reduced(changes, variables, self._reduction)
+            combined = reduced(changes, variables, self._reduction, are_changes=True)
             return tf.group(
                 *(one.assign(old + change) for one, old, change in zip(variables, before, combined, strict=True))
             )

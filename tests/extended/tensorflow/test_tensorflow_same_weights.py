@@ -375,6 +375,34 @@ def test_sessions_with_a_broadcast_are_told_nothing(tf_pair: World, op: str) -> 
         assert told == []
 
 
+def test_a_forgotten_broadcast_before_steps_of_adasum(tf_pair: World) -> None:
+    (told, _), (on_1, _) = tf_pair.run(_session, False, 1, "Adasum")
+    assert (len(told), on_1) == (1, [])
+    assert "step 2" in told[0]
+
+
+def _adasum_outside_of_sessions(in_function: bool) -> list[str]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    weight = tf.Variable([1.0, 2.0])
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1), op=hvd.Adasum)
+
+    def step() -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * (hvd.rank() + 1.0))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    run = tf.function(step) if in_function else step
+    return _told(lambda: [run() for _ in range(4)])
+
+
+@pytest.mark.parametrize("in_function", [True, False])
+def test_steps_of_adasum_that_each_rank_takes_are_no_difference(tf_pair: World, in_function: bool) -> None:
+    assert tf_pair.run(_adasum_outside_of_sessions, in_function) == [[], []]
+
+
 def _loaded_graph(folder: str) -> list[float]:
     """A graph that another process has written, whose functions of Python are not here."""
     import tensorflow as tf
