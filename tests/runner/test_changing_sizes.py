@@ -21,16 +21,17 @@ Run = Callable[..., CompletedProcess[str]]
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
 
-# Steps until one is taken in a world of two members again, with a commit after each.
+# Steps until one is taken in a world of two members again, with a commit after each. It says only when the size has
+# changed: without that it would say thousands of lines while it is alone, which all have to pass on.
 CHANGES = {
-    "class Steps": "FIRST_SAYS\nclass Steps",
+    "class Steps": "FIRST_SAYS\nSAYS_SIZES\nclass Steps",
     "lambda value, root_rank=0: value": "first_says",
     "self.steps = self.saved = 0": "self.steps = self.saved = self.last_size = 0",
     "while state.steps < 6:": "while state.steps < 6 or state.last_size < 2:",
     "        state.steps += 1\n": "        state.steps += 1\n        state.last_size = hvd.size()\n",
     "assert total(1) == 2": "assert total(1) == hvd.size()",
     "        state.save()\n": "        state.commit()\n",
-    'print("step", state.steps, os.getpid(), flush=True)': 'print("step", state.steps, hvd.size(), flush=True)',
+    'print("step", state.steps, os.getpid(), flush=True)': "say(state.steps)",
     "    hvd.shutdown()\n    hvd.init()\n": "    hvd.join_again()\n",
 }
 FIRST_SAYS = """
@@ -40,6 +41,15 @@ def first_says(news, root_rank=0):
     "What rank 0 has heard of hosts that came."
     return bool(total(int(news[0] and hvd.rank() == 0))), HostUpdateResult.added
 """
+SAYS_SIZES = """
+import time
+said = []
+def say(steps):
+    if said[-1:] != [hvd.size()]:
+        said.append(hvd.size())
+        print("step", steps, hvd.size(), flush=True)
+    time.sleep(0.01)  # a step takes a while, so that who is alone leaves the processor to those who come
+"""
 
 
 def source(dies: str) -> str:
@@ -47,7 +57,7 @@ def source(dies: str) -> str:
     for old, new in CHANGES.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return text.replace("FIRST_SAYS", FIRST_SAYS).replace("DIES", dies)
+    return text.replace("FIRST_SAYS", FIRST_SAYS).replace("SAYS_SIZES", SAYS_SIZES).replace("DIES", dies)
 
 
 def sizes(out: str, rank: int) -> list[int]:
@@ -117,15 +127,6 @@ def test_a_job_file_grows_from_its_fewest_workers_to_its_most(tmp_path: Path, la
     assert sizes("\n".join([*said, out]), rank=0) == [1, 2]
 
 
-# Says only when the size has changed.
-SAYS_SIZES = """
-said = []
-def say(steps):
-    if said[-1:] != [hvd.size()]:
-        said.append(hvd.size())
-        print("step", steps, hvd.size(), flush=True)
-"""
-
 # Says by which way this member speaks to the coordinator, when that has changed.
 SAYS_WAY = """
 import psutil
@@ -144,8 +145,7 @@ def say_way():
 def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Launch, program: Program) -> None:
     done = tmp_path / "done"
     has_run = f"hvd.size() * (total(os.path.exists({str(done)!r})) > 0)"
-    text = source("pass").replace('print("step", state.steps, hvd.size(), flush=True)', "say(state.steps)")
-    text = SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {has_run}")
+    text = source("pass").replace("state.last_size = hvd.size()", f"state.last_size = {has_run}")
     with Agents(tmp_path) as agents:
         agents.add("h1", slots=2)
         options = [*agents.options, "-np", "1"]
@@ -170,9 +170,8 @@ def test_a_job_follows_the_slots_of_its_host(tmp_path: Path, launch: Launch, pro
     Members speak over its relay, which ends with it, and over that of the next agent in worlds that form later.
     """
     again = tmp_path / "again"
-    text = source("pass").replace('print("step", state.steps, hvd.size(), flush=True)', "say(state.steps)")
     was_smaller = f"hvd.size() * (total(os.path.exists({str(again)!r})) > 0)"
-    text = SAYS_WAY + SAYS_SIZES + text.replace("state.last_size = hvd.size()", f"state.last_size = {was_smaller}")
+    text = SAYS_WAY + source("pass").replace("state.last_size = hvd.size()", f"state.last_size = {was_smaller}")
     text = text.replace("    say(state.steps)", "    say_way()\n        say(state.steps)")
     with Agents(tmp_path) as agents:
         agents.add("h1", slots=2)
