@@ -22,13 +22,20 @@ def test_matches_numpy(matrix: Keeper, operation: str) -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("matrix", "place"), [(name, OTHER.index(name)) for name in SOME_OTHER], indirect=["matrix"])
+@pytest.mark.parametrize(
+    ("matrix", "place"),
+    [(name, OTHER.index(name)) for name in SOME_OTHER],
+    indirect=["matrix"],
+    scope="module",  # a parameter that is no fixture would make both of each test, and so the world
+)
 def test_matches_numpy_in_part(matrix: Keeper, place: int, operation: str) -> None:
     matrix.get().run(run_row, operation, part_of_the_dtypes(operation, place, len(OTHER)))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize(("matrix", "place"), [(name, [*SETS].index(name)) for name in SOME_SETS], indirect=["matrix"])
+@pytest.mark.parametrize(
+    ("matrix", "place"), [(name, [*SETS].index(name)) for name in SOME_SETS], indirect=["matrix"], scope="module"
+)
 def test_matches_numpy_in_a_process_set(matrix: Keeper, place: int, operation: str) -> None:
     dtypes = part_of_the_dtypes(operation, place, len(SETS))
     matrix.get().run(run_row_in_a_set, operation, dtypes, members(matrix))
