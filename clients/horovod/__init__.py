@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from horovod.base.version import __version__
 
 if TYPE_CHECKING:
-    from horovod.launch import run as run
+    from horovod.launch.function import run as run
 
 __all__ = ["__version__", "run"]
 
@@ -19,7 +19,7 @@ __all__ = ["__version__", "run"]
 def __getattr__(name: str) -> Any:
     # horovod.run pulls in gRPC and the launcher, which a training process never needs.
     if name == "run":
-        from horovod.launch import run
+        from horovod.launch.function import run
 
         return run
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

@@ -71,25 +71,22 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.__main__": f"{_LAUNCHERS} launch.commands launch.function",
     "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",
     "ray": f"{_LAUNCH} common launch launch.elastic runner",
-    "spark": f"{_LAUNCH} common launch launch.elastic launch.console runner data lightning torch tensorflow "
-    "tensorflow.data _keras",
+    "spark": f"{_LAUNCH} common launch launch.elastic launch.console launch.function runner data lightning torch "
+    "tensorflow tensorflow.data _keras",
     "frameworks_page": "base",
-    "": "base launch",  # the package `horovod` itself
+    "": "base launch.function",  # the package `horovod` itself
 }
 
 # Arrows against the table or in a circle that are there today, each with what removes it. The aim is none.
 _KERAS: Final = "what TensorFlow's functions need of it belongs into tensorflow or common"
 _KINDS: Final = "kinds of optimizers are chosen in a room above their wrappers"
-_STORES: Final = "the choice of a store belongs into a module above all of them"
 ALLOWED: Final[Mapping[tuple[str, str], str]] = {
-    ("horovod.launch", "horovod.launch.function"): "horovod.run is there for whoever imports horovod.launch",
     (
         "horovod.torch",
         "horovod.torch.mpi_ops",
     ): "scripts write hvd.mpi_ops.Sum",
     ("horovod.tensorflow", "horovod.tensorflow.mpi_ops"): "as in horovod.torch",
     ("horovod.common.basics", "horovod.common.compatibility"): "basics.HorovodBasics is an older name",
-    ("horovod.common.process_sets", "horovod.common.ops.questions"): "process sets are to be told by a call-back",
     ("horovod.tensorflow.elastic", "horovod._keras.elastic"): _KERAS,
     ("horovod.tensorflow.optimizer", "horovod._keras.kinds"): _KERAS,
     ("horovod.tensorflow.same_weights", "horovod._keras.held"): _KERAS,
@@ -98,9 +95,6 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ("horovod._keras.optimizer", "horovod._keras.jit"): _KINDS,
     ("horovod._keras.tf_keras", "horovod._keras.copies"): _KINDS,
     ("horovod.tensorflow.call_numbers", "horovod.tensorflow.model_order"): "the order of calls is to have one room",
-    ("horovod.spark.common.store.base", "horovod.spark.common.store.dbfs"): _STORES,
-    ("horovod.spark.common.store.base", "horovod.spark.common.store.filesystem"): _STORES,
-    ("horovod.spark.common.store.base", "horovod.spark.common.store.hdfs"): _STORES,
 }
 
 
@@ -238,6 +232,6 @@ def test_imports_are_found_wherever_they_stand() -> None:
     }
     of = {(one.source, one.target): one.kind for one in imports()}
     assert of["horovod.torch", "horovod.torch.mpi_ops"] is Kind.TOP
-    assert of["horovod", "horovod.launch"] is Kind.LATE
+    assert of["horovod", "horovod.launch.function"] is Kind.LATE
     assert len(of) > 2000
     assert collections.Counter(map(room_of, modules()))["launch.hosts"] > 3

@@ -20,6 +20,13 @@ _registered: dict[int, ProcessSet] = {}  # id -> process set, without the global
 _asked: dict[ProcessSet, list[int]] = {}  # given to hvd.init(), and smaller in this world -> the ranks it was given
 
 
+def _none(_: int) -> int:
+    return 0
+
+
+_unawaited: Callable[[int], int] = _none  # see count_unawaited
+
+
 class ProcessSet:
     """Ranks that take part in an operation. `ranks` is sorted; `process_set_id` is None while it is not registered.
 
@@ -183,13 +190,20 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     _check_dynamic(context, "remove_process_set")
     if context.process_sets.number(set_id, process_set.ranks) is None:
         return False  # the set belongs to an earlier world
-    from horovod.common.ops.questions import standing  # late, because that module imports this one
-
-    context.process_sets.remove(set_id, standing)
+    context.process_sets.remove(set_id, _unawaited)
     process_set.process_set_id = None
     if (registered := _registered.pop(set_id, None)) is not None:
         registered.process_set_id = None
     return True
+
+
+def count_unawaited(count: Callable[[int], int]) -> None:
+    """Has `remove_process_set` ask how many operations, for which nobody waits, run in a set; they don't hold it up.
+
+    count: is given the engine's number of the set.
+    """
+    global _unawaited
+    _unawaited = count
 
 
 def begin_with(process_set: ProcessSet, ranks: list[int], set_id: int | None) -> None:

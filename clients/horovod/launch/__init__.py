@@ -14,22 +14,4 @@ and beside the rooms asked.py, observed.py and task.py, which is the program of 
 manual.py and settings_page.py make pages of docs/.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC
-
-if TYPE_CHECKING:
-    from horovod.launch.function import run as run
-
-__all__ = ["run"]
-
-
-def __getattr__(name: str) -> Any:
-    # Late: the ranks of horovod.run import this package too, for task.py, and need nothing of the launcher.
-    if name == "run":
-        from horovod.launch.function import run
-
-        return run
-    raise AttributeError(f"module 'horovod.launch' has no attribute {name!r}")

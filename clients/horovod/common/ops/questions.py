@@ -25,6 +25,7 @@ from horovod.common.basics import Sum
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.specs import reduction
 from horovod.common.ops.step_words import NUMBERS, Asked, any_waits, held_up, numbers
+from horovod.common.process_sets import count_unawaited
 from horovod.worker.runtime.context import Context, current
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def watch(one: AllMade) -> None:
     gone = [other for other in _all if not other.optimizers and not other.question.stands()]
     _all = [*(other for other in _all if other not in gone[:-GONE_KEPT]), one]
     _core.on_impatience(_wait_lasts)
+    count_unawaited(standing)
 
 
 def standing(process_set: int) -> int:

@@ -82,7 +82,7 @@ class LocalBackend(Backend):
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
         """As Backend.run, by horovod.run."""
-        from horovod.launch import run
+        from horovod.launch.function import run
 
         call = (fn, tuple(args), dict(kwargs or {}), {**(self._env or {}), **(env or {})})
         return run(_with_environment, args=call, num_proc=self._num_proc, **self._kwargs)

@@ -2,7 +2,8 @@
 
 Store.create("s3://bucket/experiments")
 
-base.py         Store, the interface; Store.create chooses the class
+base.py         Store, the interface
+create.py       which class Store.create makes
 filesystem.py   FilesystemStore, on any file system of fsspec; LocalStore
 hdfs.py         HDFSStore
 dbfs.py         DBFSLocalStore, Databricks
@@ -12,7 +13,8 @@ writing.py      files that are there as a whole, or not at all
 publishing.py   data sets of several files that appear all together
 """
 
-from horovod.spark.common.store.base import Store
+from horovod.spark.common.store.base import Store, choose_by
+from horovod.spark.common.store.create import class_for
 from horovod.spark.common.store.dbfs import DBFSLocalStore
 from horovod.spark.common.store.filesystem import AbstractFilesystemStore, FilesystemStore, LocalStore
 from horovod.spark.common.store.hdfs import HDFSStore
@@ -27,3 +29,5 @@ __all__ = [
     "RemoteStore",
     "Store",
 ]
+
+choose_by(class_for)

@@ -9,7 +9,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 from horovod.spark.common.store.remote import RemoteStore
 
@@ -24,6 +24,8 @@ class Store(ABC):
     and `horovod.data.ParquetReader` read. A file that is written is there as a whole or not at all.
     """
 
+    _class_for: ClassVar[Callable[[str], Callable[..., Store]]]  # see choose_by
+
     @staticmethod
     def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
         """The store for a path: HDFSStore for hdfs://, DBFSLocalStore for paths of DBFS on Databricks, else
@@ -32,16 +34,8 @@ class Store(ABC):
         >>> Store.create("/tmp/experiments").get_run_path("first")
         'file:///tmp/experiments/runs/first'
         """
-        # The classes are subclasses of this one.
-        from horovod.spark.common.store.dbfs import DBFSLocalStore
-        from horovod.spark.common.store.filesystem import FilesystemStore
-        from horovod.spark.common.store.hdfs import HDFSStore
-
-        prefix_path = os.fspath(prefix_path)
-        for store in (HDFSStore, DBFSLocalStore):
-            if store.matches(prefix_path):
-                return store(prefix_path, *args, **kwargs)
-        return FilesystemStore(prefix_path, *args, **kwargs)
+        path = os.fspath(prefix_path)
+        return Store._class_for(path)(path, *args, **kwargs)
 
     @abstractmethod
     def is_parquet_dataset(self, path: str) -> bool:
@@ -162,6 +156,11 @@ class Store(ABC):
     def get_storage_options(self) -> dict[str, Any]:
         """What fsspec is to be given besides the URLs of this store."""
         return {}
+
+
+def choose_by(class_for: Callable[[str], Callable[..., Store]]) -> None:
+    """Has Store.create ask this for the class of a path. This module can't know the classes, which import it."""
+    Store._class_for = staticmethod(class_for)
 
 
 def import_parquet() -> Any:
