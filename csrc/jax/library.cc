@@ -1,5 +1,6 @@
 // What makes csrc/xla a library for JAX: Python gives it the engine and a function that it may ask, and registers the
 // handler with JAX. Nothing here is built against JAX or linked to it.
+#include "jax/comparison.h"
 #include "xla/handler.h"
 
 namespace horovod::jax {
@@ -43,4 +44,17 @@ extern "C" __attribute__((visibility("default"))) void* horovod_jax_handler(int3
 extern "C" __attribute__((visibility("default"))) horovod::xla::Error* horovod_jax_after_all(
     horovod::xla::CallFrame* frame) {
   return horovod::xla::do_nothing(frame);
+}
+
+// What the call "horovod_same_weights" asks Python. To be called once, before anything is compiled.
+extern "C" __attribute__((visibility("default"))) void horovod_jax_compare_with(horovod::jax::Say say,
+                                                                                horovod::jax::Hear hear) {
+  horovod::jax::compare_with(say, hear);
+}
+
+extern "C" __attribute__((visibility("default"))) void horovod_jax_count_anew() { horovod::jax::count_anew(); }
+
+extern "C" __attribute__((visibility("default"))) horovod::xla::Error* horovod_jax_same_weights(
+    horovod::xla::CallFrame* frame) {
+  return horovod::jax::compare(frame);
 }

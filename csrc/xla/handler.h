@@ -32,6 +32,9 @@ enum class Platform { host, cuda };
 // the version of the interface; to one that it does not know it answers with an error. `host` is the same in all calls.
 Handler handler_for(const Host& host, Platform platform);
 
+// Whether XLA only asks a handler for the version of the interface, which do_nothing() answers.
+bool asks_for_version(const CallFrame& frame);
+
 // A handler for a call whose results have the memory, and the values, of its arguments: for XLA they depend on each
 // other. The version of the interface is known to it once handler_for() was called.
 Error* do_nothing(CallFrame* frame);

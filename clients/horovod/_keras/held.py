@@ -12,9 +12,9 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from horovod.common.counted_weights import CountedWeights, Order, Thing, of_model
+from horovod.common.counted_weights import CountedWeights, Thing, of_model
 from horovod.common.gradients import identity
-from horovod.common.optimizer_numbers import Made
+from horovod.common.optimizer_numbers import Made, Order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Kind
 
@@ -37,19 +37,28 @@ def counted(
     wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or None. values: of a
     variable, as an array. made: of the optimizer. order: else, which model is meant.
     """
-    variables = {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
+    variables = _trainable(trained)
     if not variables:
         return None
     anchor = next(iter(variables.values()))
 
     def make() -> CountedWeights:
-        return CountedWeights(wire, _Things(variables, optimizer, values), process_set, _remedy, made)
+        return CountedWeights(wire, _Things(variables, optimizer, values), process_set, remedy, made)
 
     found = of_model(getattr(anchor, "_value", anchor), (wire, process_set.process_set_id), make)
     if not found.things.are_of(variables, optimizer):
         found.compare_others(_Things(variables, optimizer, values), made)
     found.order = made or order
     return found
+
+
+def things(trained: Mapping[str, Any], optimizer: Any, values: Callable[[Any], Any]) -> list[Thing]:
+    """What such a comparison compares."""
+    return list(_Things(_trainable(trained), optimizer, values)())
+
+
+def _trainable(trained: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
 
 
 def note_differences(optimizer: Any, variables: Mapping[int, Any]) -> None:
@@ -136,7 +145,7 @@ def _words(variable: Any) -> str:
     return f"_{_path(variable).replace('/', '_')}_"
 
 
-def _remedy(_: set[Kind]) -> str:
+def remedy(_: set[Kind]) -> str:
     return (
         "Broadcast them from rank 0 before the first step and after a checkpoint was loaded: "
         "model.fit(..., callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]), or in a loop of your own "

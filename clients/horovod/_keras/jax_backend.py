@@ -1,8 +1,12 @@
-"""Keras on JAX: a Backend (backends.py). Its trainers compile each step, so all of this is traced."""
+"""Keras on JAX: a Backend (backends.py). Its trainers compile each step, so all of this is traced.
+
+Variables have the values of the step while it is traced: Keras's trainer gives them in a StatelessScope.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -10,12 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from horovod import jax as hvd
+from horovod._keras import held
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax.overlap import allreduce_groups
+from horovod.jax.same_weights import compared_in_step, is_traced
 
 Compression = hvd.Compression
 barrier = hvd.barrier
@@ -31,10 +37,7 @@ def reduced_but_local(
     optimizer: Any = None,
     made: Made | None = None,
 ) -> list[Any]:
-    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part.
-
-    What the optimizer holds is not compared: in a compiled step there are no values.
-    """
+    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
     results = list(gradients)
     if not reduction.communicates():
         return results
@@ -51,17 +54,40 @@ def reduced_but_local(
     # By place and the last part of the name, as on the other backends: the whole name may differ, where one rank has
     # made another model before.
     names = [f"gradient.{place}.{variable.name}" for place, variable in enumerate(variables)]
-    return allreduce_groups(
-        results,
-        names,
-        [[places[index] for index in group] for group in reversed(groups)],
-        str if made is None else made.called,
-        compression=reduction.compression,
-        op=reduction.op,
-        prescale_factor=factors[0],
-        postscale_factor=factors[1],
-        process_set=reduction.process_set,
+    called = str if made is None else made.called
+    trained = {names[place]: variables[place] for place in places}
+    with _compared(called(next(iter(trained), "")), trained, reduction.process_set, optimizer, made):
+        return allreduce_groups(
+            results,
+            names,
+            [[places[index] for index in group] for group in reversed(groups)],
+            called,
+            compression=reduction.compression,
+            op=reduction.op,
+            prescale_factor=factors[0],
+            postscale_factor=factors[1],
+            process_set=reduction.process_set,
+        )
+
+
+@contextmanager
+def _compared(
+    first: str, trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any, made: Made | None
+) -> Iterator[None]:
+    """Around the reduction of the gradients of these variables. first: of their names on the wire."""
+    if is_traced():
+        wire = f"allreduce.jit.{first}.same_weights"
+        order = None if made is None else made.order()
+        found = held.things(trained, optimizer, lambda variable: variable.value)
+        with compared_in_step(wire, process_set, found, held.remedy, order):
+            yield
+        return
+    counted = held.counted(
+        f"allreduce.{first}.same_weights", trained, process_set, optimizer, lambda variable: variable.value, made
     )
+    if counted is not None and counted.is_due():
+        counted.compare()
+    yield
 
 
 def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction) -> list[Any]:

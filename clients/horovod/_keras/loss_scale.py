@@ -41,7 +41,9 @@ def install() -> None:
         def apply_reduced(reduced: Any) -> Any:
             return original_stateless(self, optimizer_variables, reduced, trainable_variables)
 
-        return distribution.stateless_apply(self, grads, trainable_variables, apply_reduced, loss_scaled=True)
+        return distribution.stateless_apply(
+            self, optimizer_variables, grads, trainable_variables, apply_reduced, loss_scaled=True
+        )
 
     setattr(apply, _MARK, True)
     LossScaleOptimizer.apply = apply

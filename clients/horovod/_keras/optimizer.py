@@ -118,12 +118,14 @@ class Distribution:
     def stateless_apply(
         self,
         optimizer: Any,
+        state: Sequence[Any],
         gradients: Sequence[Any],
         values: Sequence[Any],
         apply: Callable[[list[Any]], Any],
         loss_scaled: bool,
     ) -> Any:
-        """What `apply` makes of reduced gradients. `optimizer` is whose `stateless_apply` it is; values: of variables.
+        """What `apply` makes of reduced gradients. `optimizer` is whose `stateless_apply` it is; state: values of its
+        variables; values: of the model's.
 
         Where gradients of several passes are summed, it is given them as they are: the optimizer's `apply` comes later.
         """
@@ -133,9 +135,8 @@ class Distribution:
         from keras import StatelessScope
 
         known = list(optimizer._trainable_variables)
-        with StatelessScope(
-            state_mapping=list(zip(known, values, strict=True))
-        ):  # they may have no values of their own
+        found = [*zip(known, values, strict=True), *zip(optimizer.variables, state, strict=False)]
+        with StatelessScope(state_mapping=found):  # they may have no values of their own
             reduced = self.reduce(optimizer, given, known, loss_scaled)
         with self.done():
             return apply(reduced)
@@ -224,7 +225,7 @@ class _DistributedOptimizer:
             return original(optimizer_variables, reduced, trainable_variables)
 
         return _of(self).stateless_apply(
-            self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale")
+            self, optimizer_variables, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale")
         )
 
 

@@ -7,6 +7,11 @@ setting asks for a comparison. Steps are counted by the name of the operation, a
 other in their order. So the numbers are equal on all ranks, also if only some have made their model anew. Ranks that
 have joined (hvd.join) took fewer steps, so all count anew after that.
 
+What JAX compiles must not wait before its gradients are reduced. Such a step says its words first (`say`) and hears
+those of the others behind its reductions (`hear`), which it has waited for anyway. By then it may have overwritten its
+weights, so the digest of each is kept. It calls nothing here in steps in which nothing is due (`idle`), and says later
+how many there were.
+
 In its first step a model brings no digest of weights: scripts and callbacks of Keras broadcast after the first step,
 because only then all variables exist.
 
@@ -21,39 +26,32 @@ import itertools
 import secrets
 import weakref
 import zlib
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.questions import first_round
 from horovod.common.ops.specs import set_number, set_size
-from horovod.common.ops.step_words import Digests
-from horovod.common.optimizer_numbers import Line, Made, check_order
+from horovod.common.ops.step_words import Digests, Heard
+from horovod.common.optimizer_numbers import Order, check_order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Exchange, Held, Item, Kind, SameWeights
 from horovod.worker.runtime.context import Context, current, is_member
 
 WORDS: Final = 16
+FOR_EVER: Final = 1 << 62  # steps
 _FIRST: Final = 2  # the step of a model in which it is compared
 _ROW: Final = 2048  # 64-bit numbers
 _WORD_BYTES: Final = 8
 _SALT_BITS: Final = 38
 _COUNT_BITS: Final = 24
+_PART: Final = 1 << 16  # numbers
 _NO_NUMBERS: Final = "OSUMm"  # kinds of dtypes
 
 Thing = tuple[str, str, Any]  # owner and name, as in Held, and an array (of NumPy, or what becomes one) or a number
-
-
-class Order(Protocol):
-    """Which of several models with equal names a rank means. A Made is one."""
-
-    place: str  # in the script
-    verb: str  # "made": what the rank has done there
-
-    def line(self) -> Line:
-        """The place, and those of other models."""
 
 
 class _Steps:
@@ -84,10 +82,20 @@ def postpone(until_later: bool) -> None:
     _steps_now().postponed = until_later
 
 
-class CountedWeights:
-    """One for each model. In each step, on all ranks: if `is_due`, then `compare`.
+@dataclass(frozen=True)
+class _OrderWord:
+    """That a rank has said."""
 
-    wire: the operation's name, equal on all ranks. things: what is compared; remedy, made: as for SameWeights.
+    exchange: Exchange
+    order: Order
+    is_another: bool  # model than that of the step before
+
+
+class CountedWeights:
+    """One for each model. In each step, on all ranks: if `is_due`, then `compare`, or `say` and later `hear`.
+
+    wire: the operation's name, equal on all ranks. things: what is compared, which is read in `compare` or in `say`;
+    remedy, made: as for SameWeights.
     """
 
     def __init__(
@@ -96,31 +104,33 @@ class CountedWeights:
         things: Any,  # Callable[[], Iterable[Thing]]; whoever makes it may add to that
         process_set: ProcessSet,
         remedy: Callable[[set[Kind]], str],
-        made: Made | None = None,
+        made: Order | None = None,
     ) -> None:
         self.things = things
         self.number = next(_numbers)
         self.wire = wire
         self._process_set = process_set
-        self._same = SameWeights(
-            lambda: digest_of(self.things()), lambda: _held(self.things()), process_set, remedy, made
-        )
+        self._same = SameWeights(self._digest, self._held, process_set, remedy, made)
+        self._keeps = False
+        self._kept: Held = {}
         self.order: Order | None = made
         self._counted: _Steps | None = None  # where `_own` counts
         self._own = 0  # steps of this model
         self._is_order_due = self._are_weights_due = False
+        self._said: tuple[_OrderWord | None, Exchange | None] = None, None
         _by_number[self.number] = self
 
-    def compare_others(self, things: Any, made: Made | None = None) -> None:
+    def compare_others(self, things: Any, made: Order | None = None) -> None:
         """The model has another optimizer, or trains other variables than before."""
         self.things = things
         self._same.made = made
         self._same.ask()
 
-    def is_due(self, call: int = 0) -> bool:
+    def is_due(self, call: int = 0, skipped: int = 0) -> bool:
         """Counts a step, and says whether something is compared in it: the same on all ranks.
 
-        call: a key for each of several operations that have one name on the wire.
+        call: a key for each of several operations that have one name on the wire. skipped: steps before this one of
+        which it was not asked.
         """
         if not is_member():
             return False
@@ -135,11 +145,11 @@ class CountedWeights:
         if self._counted is not steps:
             self._counted, self._own = steps, 0
         key = self._key(call)
-        step = steps.by_name[key] = steps.by_name.get(key, 0) + 1
+        step = steps.by_name[key] = steps.by_name.get(key, 0) + skipped + 1
         self._is_order_due = self.order is not None and (step <= WORDS or key in steps.of_several)
         self._are_weights_due = False
         if has_weights:
-            self._own += 1
+            self._own += skipped + 1
             every = settings.compare_weights_steps
             again = every > 0 and step % every == 0
             if again:
@@ -147,29 +157,78 @@ class CountedWeights:
             self._are_weights_due = again or step <= WORDS
         return self._is_order_due or self._are_weights_due
 
+    def idle(self, call: int = 0) -> int:
+        """After `is_due`: so many steps follow in which nothing is due, in this world and until all ranks have joined.
+
+        The next call of `is_due` is told of them.
+        """
+        if not is_member():
+            return 0
+        if not self._process_set.included() or set_size(self._process_set) == 1:
+            return FOR_EVER
+        steps, settings = _steps_now(), current().settings
+        step = steps.by_name.get(self._key(call), 0)
+        if step < WORDS or steps.postponed or self._key(call) in steps.of_several:
+            return 0
+        every = settings.compare_weights_steps
+        return every - step % every - 1 if every else FOR_EVER
+
     def compare(self, call: int = 0) -> None:
         """Waits for all ranks. Raises what check_order and SameWeights.take do."""
-        wire = self._wire_of(call)
-        if self.order is not None and self._is_order_due:
-            self._compare_order(self.order, call)
-        if self._are_weights_due:
-            exchange = Exchange(wire, self._process_set)
-            exchange.say(self._same.digest() if self._own >= _FIRST else None)
-            self._same.steps = self._own - 1
-            self._same.take(exchange.hear(), wire)
+        if (order := self._say_order(call)) is not None:
+            self._take_order(order, order.exchange.hear(), call)
+        if (weights := self._say_weights(call)) is not None:
+            self._same.take(weights.hear(), weights.wire)
 
-    def _compare_order(self, order: Order, call: int) -> None:
+    def say(self, call: int = 0) -> None:
+        """The first part of `compare`, which waits for nobody. What is compared may change before `hear`."""
+        self._keeps = True
+        self._said = self._say_order(call), self._say_weights(call)
+
+    def hear(self, call: int = 0) -> None:
+        """The other part: waits, and raises what `compare` does."""
+        (order, weights), self._said = self._said, (None, None)
+        heard_order = None if order is None else order.exchange.hear()
+        heard_weights = None if weights is None else weights.hear()
+        if order is not None and heard_order is not None:
+            self._take_order(order, heard_order, call)
+        if weights is not None and heard_weights is not None:
+            self._same.take(heard_weights, weights.wire)
+        self._kept = {}
+
+    def _say_weights(self, call: int) -> Exchange | None:
+        if not self._are_weights_due:
+            return None
+        exchange = Exchange(self._wire_of(call), self._process_set)
+        exchange.say(self._same.digest() if self._own >= _FIRST else None)
+        self._same.steps = self._own - 1
+        return exchange
+
+    def _say_order(self, call: int) -> _OrderWord | None:
+        if self.order is None or not self._is_order_due:
+            return None
         steps, key = _steps_now(), self._key(call)
         is_another = steps.last.get(key, self.number) != self.number
         steps.last[key] = self.number
         exchange = Exchange(f"{self._wire_of(call)}.order", self._process_set)
-        exchange.say(zlib.crc32(f"{order.place} {is_another}".encode()))
-        digests = exchange.hear().digests
-        if digests is Digests.DIFFERENT:
-            lines = allgather_object(order.line(), exchange.wire, self._process_set)
-            check_order(dict(zip(self._process_set.ranks or range(len(lines)), lines, strict=True)), order.verb)
-        elif digests is Digests.EQUAL and is_another:
-            steps.of_several.add(key)
+        exchange.say(zlib.crc32(f"{self.order.place} {is_another}".encode()))
+        return _OrderWord(exchange, self.order, is_another)
+
+    def _take_order(self, word: _OrderWord, heard: Heard, call: int) -> None:
+        if heard.digests is Digests.DIFFERENT:
+            lines = allgather_object(word.order.line(), word.exchange.wire, self._process_set)
+            check_order(dict(zip(self._process_set.ranks or range(len(lines)), lines, strict=True)), word.order.verb)
+        elif heard.digests is Digests.EQUAL and word.is_another:
+            _steps_now().of_several.add(self._key(call))
+
+    def _digest(self) -> int:
+        if not self._keeps:
+            return digest_of(self.things())
+        self._kept = _held(self.things())
+        return zlib.crc32(repr(sorted((owner, sorted(_digests(one))) for owner, one in self._kept.items())).encode())
+
+    def _held(self) -> Held:
+        return self._kept if self._keeps else _held(self.things())
 
     def _key(self, call: int) -> tuple[str, int]:
         return self._wire_of(call), set_number(self._process_set, "Allreduce")
@@ -223,6 +282,11 @@ def _held(things: Iterable[Thing]) -> Held:
     return held
 
 
+def _digests(items: Mapping[str, Item]) -> Iterator[tuple[str, int | float]]:
+    for name, item in items.items():
+        yield name, item.digest
+
+
 def _values(things: Iterable[Thing]) -> Iterable[tuple[str, str, Any]]:
     """An array of one number is that number."""
     for owner, name, value in things:
@@ -250,4 +314,9 @@ def _number(array: np.ndarray[Any, Any]) -> int:
 def _norm(array: np.ndarray[Any, Any]) -> float | None:
     if array.dtype.kind in "iub":
         return None
-    return float(np.linalg.norm(array.reshape(-1).astype(np.complex128 if array.dtype.kind == "c" else np.float64)))
+    flat, wide = array.reshape(-1), np.complex128 if array.dtype.kind == "c" else np.float64
+    total = 0.0
+    for place in range(0, flat.size, _PART):  # small ones stay in the cache, and no thread of a library is woken
+        part = flat[place : place + _PART].astype(wide)
+        total += float(np.add.reduce((part * part.conj()).real))
+    return total**0.5

@@ -27,7 +27,8 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -37,6 +38,16 @@ from horovod.worker.runtime.context import Context, current
 Ranks = tuple[int, ...]  # of a process set; () for the global one
 Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and its place
 Line = tuple[str, list[str]]  # the place of an optimizer, and those of all that were made
+
+
+class Order(Protocol):
+    """Which of several models with equal names a rank means. A Made is one."""
+
+    place: str  # in the script
+    verb: str  # "made": what the rank has done there
+
+    def line(self) -> Line:
+        """The place, and those of other models."""
 
 
 class _Given:
@@ -168,8 +179,23 @@ class Made:
 
     def line(self) -> Line:
         """What ranks tell each other of it, for `check_order`."""
+        return self.order().line()
+
+    def order(self) -> Order:
+        """The same in its own right, for what may live longer than the optimizer."""
+        return _Order(self.place, self.ranks, next(iter(self._number_of)))
+
+
+@dataclass
+class _Order:
+    place: str
+    ranks: Ranks
+    name: str  # of a parameter
+    verb: str = Made.verb
+
+    def line(self) -> Line:
         with _lock:
-            known = _given.places.get((self.ranks, next(iter(self._number_of))), {})
+            known = _given.places.get((self.ranks, self.name), {})
             places = [_place(site, time) for site, times in known.items() for time in range(1, times + 1)]
             return self.place, places
 

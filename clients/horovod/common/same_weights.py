@@ -28,7 +28,7 @@ from horovod.common.basics import Sum
 from horovod.common.ops.objects import allgather_object
 from horovod.common.ops.specs import reduction, set_number, set_size
 from horovod.common.ops.step_words import FLAGS, Digests, Heard, Outcome, Word, flags, heard
-from horovod.common.optimizer_numbers import Made, check_order
+from horovod.common.optimizer_numbers import Order, check_order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.script import warn_the_script
 from horovod.worker.runtime.context import current
@@ -101,7 +101,7 @@ class SameWeights:
         held: Callable[[], Held],
         process_set: ProcessSet,
         remedy: Callable[[set[Kind]], str],
-        made: Made | None = None,
+        made: Order | None = None,
     ) -> None:
         self._digest = digest
         self._held = held

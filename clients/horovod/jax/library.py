@@ -41,8 +41,8 @@ def _set_number(process_set_id: int) -> int:
 
 
 @functools.cache
-def register() -> None:
-    """Makes the calls known to XLA; the first call does so. Raises ImportError with what to do."""
+def register() -> Any:
+    """Makes the calls known to XLA; the first call does so. The library. Raises ImportError with what to do."""
     if not _LIBRARY.exists():
         raise ImportError(f"Horovod was installed without its library for JAX ({_LIBRARY} is missing).")
     library = ctypes.CDLL(str(_LIBRARY))
@@ -56,3 +56,4 @@ def register() -> None:
         jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(ctypes.c_void_p(handler)), platform=platform)
     jax.ffi.register_ffi_target(AFTER_ALL, jax.ffi.pycapsule(library.horovod_jax_after_all), platform="cpu")
     atexit.register(at_exit)  # after hvd.init() has registered its own, so it runs before that
+    return library

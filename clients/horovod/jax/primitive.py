@@ -36,7 +36,7 @@ from horovod.jax.devices import in_host_memory, is_on_gpu, placed_as
 from horovod.jax.library import TARGET, register
 from horovod.worker.runtime.context import current
 
-_TYPED_FFI: Final = 4  # StableHLO's number of the interface that csrc/xla/ffi.h declares
+TYPED_FFI: Final = 4  # StableHLO's number of the interface that csrc/xla/ffi.h declares
 
 
 @dataclass(frozen=True)
@@ -258,15 +258,15 @@ def _custom_call(ctx: Any, token: Any, tensors: list[Any], places: list[int], wi
     process_set_id = call.process_set.process_set_id
     attributes = {
         "wire": ir.StringAttr.get(wire),
-        "type": _number(int(call.kind)),
-        "dtype": _number(DTYPE_CODES[first.dtype]),
-        "element_bytes": _number(first.dtype.itemsize),
-        "process_set_id": _number(process_set_id or 0, 64),
-        "reduce_op": _number(int(call.op)),
+        "type": number_attribute(int(call.kind)),
+        "dtype": number_attribute(DTYPE_CODES[first.dtype]),
+        "element_bytes": number_attribute(first.dtype.itemsize),
+        "process_set_id": number_attribute(process_set_id or 0, 64),
+        "reduce_op": number_attribute(int(call.op)),
         "prescale_factor": ir.FloatAttr.get_f64(call.prescale),
         "postscale_factor": ir.FloatAttr.get_f64(call.postscale),
-        "root_rank": _number(call.root),
-        "asynchronous": _number(int(call.asynchronous)),
+        "root_rank": number_attribute(call.root),
+        "asynchronous": number_attribute(int(call.asynchronous)),
     }
     results = [_type(ctx.avals_out[place]) for place in places]
     in_place = range(1, 1 + len(tensors)) if call.kind in (OpType.ALLREDUCE, OpType.BROADCAST) else ()
@@ -277,10 +277,10 @@ def _custom_call(ctx: Any, token: Any, tensors: list[Any], places: list[int], wi
             "call_target_name": ir.StringAttr.get(TARGET),
             "has_side_effect": ir.BoolAttr.get(True),
             "backend_config": ir.DictAttr.get(attributes),
-            "api_version": _number(_TYPED_FFI),
+            "api_version": number_attribute(TYPED_FFI),
             "output_operand_aliases": ir.ArrayAttr.get([_in_place(place) for place in in_place]),
-            "operand_layouts": _row_by_row([ctx.avals_in[place] for place in places]),
-            "result_layouts": _row_by_row([ctx.avals_out[place] for place in places]),
+            "operand_layouts": in_rows([ctx.avals_in[place] for place in places]),
+            "result_layouts": in_rows([ctx.avals_out[place] for place in places]),
         },
     ).results
 
@@ -294,7 +294,7 @@ def _type(aval: Any) -> Any:
     return ir.RankedTensorType.get(aval.shape, mlir.dtype_to_ir_type(aval.dtype))
 
 
-def _row_by_row(avals: list[Any]) -> Any:
+def in_rows(avals: list[Any]) -> Any:
     """The layouts of the token and of tensors: dimensions from the one whose elements are next to each other."""
     orders = [[], *(range(len(aval.shape))[::-1] for aval in avals)]
     return ir.ArrayAttr.get(
@@ -302,7 +302,7 @@ def _row_by_row(avals: list[Any]) -> Any:
     )
 
 
-def _number(value: int, bits: int = 32) -> Any:
+def number_attribute(value: int, bits: int = 32) -> Any:
     return ir.IntegerAttr.get(ir.IntegerType.get_signless(bits), value)
 
 

@@ -9,24 +9,20 @@ import contextlib
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax._src.core import trace_state_clean
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum, Average, Sum
-from horovod.common.counted_weights import CountedWeights, Thing, of_model
 from horovod.common.gradients import Reduction, Taken, check_passes, refuse
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.common.same_weights import Kind
-from horovod.jax.arrays import DTYPE_CODES
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.overlap import allreduce_groups
+from horovod.jax.same_weights import compared
 from horovod.jax.trees import names_of
 
 __all__ = ["DistributedOptimizer", "DistributedState", "grad", "value_and_grad"]
@@ -107,12 +103,16 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
 
     def step(gradients: Any, state: Any, params: Any, extra: dict[str, Any]) -> Any:
         # With Adasum the state is made of this rank's own gradients.
-        _compare(gradients, {"state": None if op == Adasum else state, "parameter": params}, reduction, made)
-        if op == Adasum:
-            updates, state = inner.update(gradients, state, params, **extra)
-            return average(updates), state
-        _check_own(gradients, op)
-        return inner.update(average(gradients), state, params, **extra)
+        held = {"state": None if op == Adasum else state, "parameter": params}
+        if op != Adasum:
+            _check_own(gradients, op)
+        with compared(gradients, held, reduction, made):
+            if op != Adasum:
+                gradients = average(gradients)
+            else:
+                updates, state = inner.update(gradients, state, params, **extra)
+                return average(updates), state
+        return inner.update(gradients, state, params, **extra)
 
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> Any:
         return step(gradients, state, params, extra)
@@ -273,44 +273,6 @@ def _check_own(tree: Any, op: int) -> None:
                 "optimizer.",
             )
         )
-
-
-def _compare(gradients: Any, held: dict[str, Any], reduction: Reduction, made: Made) -> None:
-    """Compares what the ranks hold, before a step outside of compiled functions: there are no values in one.
-
-    held: trees. reduction, made: of one optimizer.
-    ValueError, on all ranks: they differ, and the setting makes it an error.
-    """
-    if not trace_state_clean() or not reduction.communicates():
-        return
-    leaves, structure = jax.tree.flatten(gradients)
-    if not leaves or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return
-    with made.step():
-        wire = f"allreduce.{made.called(names_of(gradients, structure)[0])}.same_weights"
-        counted = of_model(reduction, wire, lambda: CountedWeights(wire, tuple, reduction.process_set, _remedy, made))
-        if counted.is_due():
-            counted.things = functools.partial(_things, held)
-            try:
-                counted.compare()
-            finally:
-                counted.things = tuple
-
-
-def _things(held: dict[str, Any]) -> Iterator[Thing]:
-    for root, tree in held.items():
-        for path, leaf in jax.tree.flatten_with_path(tree)[0]:
-            is_whole = getattr(leaf, "is_fully_addressable", isinstance(leaf, np.ndarray))
-            if is_whole and leaf.dtype in DTYPE_CODES:
-                owner = f"{root} {jax.tree_util.keystr(path)}"
-                yield owner, "" if root == "parameter" else "value", np.asarray(leaf)
-
-
-def _remedy(_: set[Kind]) -> str:
-    return (
-        "Write params = hvd.broadcast_parameters(params, root_rank=0), and hvd.broadcast_optimizer_state for the "
-        "state, on all ranks before the first step and after a checkpoint was loaded."
-    )
 
 
 def _check_place(optax: Any) -> None:

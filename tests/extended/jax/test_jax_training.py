@@ -437,11 +437,12 @@ def test_two_optimizers_of_equal_trees(jax_pair: World, compiled: bool) -> None:
         assert "same order" in str(outcome.error)
 
 
-def _of_two_made_otherwise() -> list[float]:
+def _of_two_made_otherwise(compiled: bool) -> list[float]:
     collectives.join(-1)  # so that steps count anew
-    return _of_two(False, False, True)
+    return _of_two(compiled, False, True)
 
 
-def test_two_optimizers_made_in_another_order(jax_pair: World) -> None:
-    for outcome in jax_pair.outcomes(_of_two_made_otherwise):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_two_optimizers_made_in_another_order(jax_pair: World, compiled: bool) -> None:
+    for outcome in jax_pair.outcomes(_of_two_made_otherwise, compiled):
         assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), str(outcome.error)), outcome

@@ -90,6 +90,63 @@ def _infinity_on_one_rank(outside: bool, local: bool) -> tuple[list[float], floa
     return found, float(np.array(optimizer.dynamic_scale))
 
 
+def _different_weights() -> dict[str, list[str]]:
+    import warnings
+
+    import keras
+
+    import horovod.keras as hvd
+
+    def told(change: str, steps: int = 6, groups: int | None = None, scaled: bool = False, local: bool = False) -> Any:
+        keras.utils.set_random_seed(3 + hvd.rank() * (change in ("weights", "broadcast")))
+        layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(1, name="last")]
+        model = keras.Sequential([keras.Input([3]), *layers])
+        given = {"local_layers": layers[0]} if local else {}
+        distribute = hvd.PartialDistributedOptimizer if local else hvd.DistributedOptimizer
+        optimizer = distribute(keras.optimizers.Adam(0.02 + hvd.rank() * (change == "rate")), groups=groups, **given)
+        if scaled:
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+        model.compile(optimizer, loss="mse")
+        if change == "state":
+            optimizer.build(model.trainable_variables)
+            for one in optimizer.variables:
+                if "momentum" in one.path and "last" in one.path:
+                    one.assign(one + float(hvd.rank()))
+        if change == "local":
+            layers[0].kernel.assign(layers[0].kernel + float(hvd.rank()))
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)] if change == "broadcast" else []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            rows, targets = np.ones([2 * steps, 3], np.float32), np.ones([2 * steps, 1], np.float32)
+            model.fit(rows, targets, batch_size=2, verbose=0, callbacks=callbacks)
+        return [str(one.message) for one in caught if TrainingCode.DIFFERENT_WEIGHTS.value in str(one.message)]
+
+    return {
+        "weights": told("weights"),
+        "state": told("state", groups=2),
+        "rate": told("rate"),
+        "scaled": told("weights", scaled=True),
+        "quiet: broadcast": told("broadcast", steps=20),
+        "quiet: equal": told("", scaled=True),
+        "quiet: local": told("local", local=True),
+    }
+
+
+def test_ranks_that_train_different_weights_are_told_so(world: World) -> None:
+    on_0, on_1 = world.run(_different_weights)
+    for case, told in on_0.items():
+        assert len(told) == (0 if case.startswith("quiet") else 1), (case, told)
+    assert not any(on_1.values())
+    for case, parts in {
+        "weights": ("step 2", "variable 0 ('kernel')", "BroadcastGlobalVariablesCallback"),
+        "scaled": ("variable 0 ('kernel')",),
+        "state": ("momentum", "variable 2 ('kernel')"),
+        "rate": ("'learning_rate' of the optimizer",),
+    }.items():
+        for part in parts:
+            assert part in on_0[case][0], on_0[case]
+
+
 def _what_is_not_there() -> None:
     import keras
 

@@ -17,6 +17,7 @@ import contextlib
 import threading
 import weakref
 from array import array
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from horovod import _core
@@ -51,6 +52,7 @@ GONE_KEPT: Final = 16
 ROUND_BITS: Final = 24
 
 _all: list[AllMade] = []  # replaced and never changed: other threads go through it
+_listeners: Final[list[Callable[[], None]]] = []
 _joins: tuple[weakref.ref[Context] | None, int] = None, 0  # (the world, how often all its ranks have joined)
 
 
@@ -76,6 +78,11 @@ def standing(process_set: int) -> int:
     return sum(one.question.stands() and one.question.process_set == process_set for one in _all)
 
 
+def when_joined(listener: Callable[[], None]) -> None:
+    """From now on `listener` is called when all ranks have joined."""
+    _listeners.append(listener)
+
+
 def joined() -> None:
     """All ranks have joined. They took part in different numbers of rounds, so the numbers of rounds begin anew."""
     global _joins
@@ -83,6 +90,8 @@ def joined() -> None:
     _joins = weakref.ref(world), 1 + (first_round() >> ROUND_BITS)
     for one in _all:
         one.round = first_round()
+    for listener in _listeners:
+        listener()
 
 
 def first_round() -> int:
