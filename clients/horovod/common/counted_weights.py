@@ -319,4 +319,4 @@ def _norm(array: np.ndarray[Any, Any]) -> float | None:
     for place in range(0, flat.size, _PART):  # small ones stay in the cache, and no thread of a library is woken
         part = flat[place : place + _PART].astype(wide)
         total += float(np.add.reduce((part * part.conj()).real))
-    return total**0.5
+    return float(total**0.5)

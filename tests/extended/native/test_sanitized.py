@@ -1,8 +1,8 @@
 """C++ tests and fuzzers with AddressSanitizer and UBSan; `make sanitize` runs all of it, for longer, and with TSan.
 
-The library that TensorFlow loads is run in it, with ASan and with TSan. TensorFlow and Python are not compiled with a
-sanitizer, so its library comes first (LD_PRELOAD), and before theirs the C++ library, whose exceptions ASan wants to
-see. TSan can't see the locks of code that was not compiled with it, so it leaves that code out.
+The libraries that TensorFlow and JAX load are run in it, with ASan and with TSan. These two and Python are not compiled
+with a sanitizer, so its library comes first (LD_PRELOAD), and before theirs the C++ library, whose exceptions ASan
+wants to see. TSan can't see the locks of code that was not compiled with it, so it leaves that code out.
 """
 
 from __future__ import annotations
@@ -77,6 +77,25 @@ def train():
     weight.assign_sub(0.1 * hvd.DistributedGradientTape(tape).gradient(loss, weight))
 def finish():
     pass
+""",
+    "jax": """
+import os
+os.environ["JAX_PLATFORMS"] = "cpu"
+import jax, jax.numpy as jnp, optax
+import horovod.jax as hvd
+hvd.init()
+optimizer = hvd.DistributedOptimizer(optax.adam(0.1))
+@jax.jit
+def step(params, state):
+    updates, state = optimizer.update(params, state, params)
+    return optax.apply_updates(params, updates), state
+params = {"w": jnp.ones(3) + hvd.rank()}
+state = optimizer.init(params)
+def train():
+    global params, state
+    params, state = step(params, state)
+def finish():
+    jax.block_until_ready(params)
 """,
 }
 _RUNTIMES = {"address,undefined": ["libasan.so", "libubsan.so"], "thread": ["libtsan.so"]}
