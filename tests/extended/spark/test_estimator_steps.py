@@ -20,19 +20,18 @@ import torch
 import torch.nn.functional as F
 
 from horovod.spark.common.backend import LocalBackend
+from horovod.spark.common.batches import Epoch
 from horovod.spark.common.datamodule import NVTabularDataModule
-from horovod.spark.common.devices import same_devices
 from horovod.spark.common.serialization import decode, encode
-from horovod.spark.common.steps import Epoch
 from horovod.spark.common.store import FilesystemStore, Store
+from horovod.spark.common.training import same_devices
 from horovod.spark.common.transformation import Transformation
 from horovod.spark.keras import KerasEstimator, KerasModel
 from horovod.spark.keras.datamodule import PetastormDataModule
 from horovod.spark.lightning import TorchEstimator as LightningEstimator
 from horovod.spark.lightning.remote import _scale_scheduler
 from horovod.spark.torch import TorchEstimator, TorchModel
-from horovod.spark.torch.losses import Losses
-from horovod.spark.torch.remote import same_shapes
+from horovod.spark.torch.ranks import Losses, same_shapes
 from horovod.spark.torch.tensors import as_array, number
 
 

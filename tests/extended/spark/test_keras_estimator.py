@@ -26,7 +26,7 @@ from pyspark.ml.linalg import DenseVector, Vectors
 
 from horovod.spark.common.store import Store
 from horovod.spark.keras import KerasEstimator, KerasModel
-from horovod.spark.keras.checkpoints import Rates
+from horovod.spark.keras.remote import Rates
 from horovod.spark.keras.tensors import inputs_for, labels_for, predictions_of, weights_for
 
 ROWS = 21

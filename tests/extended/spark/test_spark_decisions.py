@@ -371,7 +371,7 @@ def test_modules_that_programs_for_earlier_releases_import() -> None:
     from horovod.spark.lightning import TorchEstimator
     from horovod.spark.lightning.estimator import MIN_PL_VERSION
     from horovod.spark.lightning.legacy import lightning_module
-    from horovod.spark.lightning.packages import import_lightning
+    from horovod.spark.lightning.module import import_lightning
 
     pl = import_lightning()
     assert Version(MIN_PL_VERSION) <= Version(pl.__version__)

@@ -31,7 +31,7 @@ from horovod.spark.common.params import TRANSFORMATION, EstimatorParams, ModelPa
 from horovod.spark.common.preparation import check_rows
 from horovod.spark.common.serialization import Saved
 from horovod.spark.common.store.filesystem import AbstractFilesystemStore
-from horovod.spark.common.training import Prediction
+from horovod.spark.common.training import Prediction, Trainer, Training, train
 from horovod.spark.common.transform import transformed
 from horovod.spark.common.transformation import Transformation, nullable_of
 
@@ -42,6 +42,7 @@ _PASSED_ON: Final = (
     "metrics",
     "callbacks",
     "epochs",
+    "backward_passes_per_step",
     "gradient_compression",
     "use_gpu",
     "verbose",
@@ -67,6 +68,9 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     """Trains a model on the rows of a DataFrame. Subclasses know a framework."""
 
     _framework = "horovod"
+    _trainer: type[Trainer]  # what the framework does on each rank
+    _history: type = list  # of the records of epochs
+    _of_models: tuple[str, ...] = ()  # parameters that the model gets as they are
     _takes_all_columns = False  # of a batch, and not only those that the estimator knows by name
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
@@ -163,7 +167,67 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         dataset_idx: int | None = None,
     ) -> Any:
         """Trains on data in the store and returns the model."""
+        run_id = self._get_or_create_run_id()
+        checkpoint, before = self._of_earlier_run(run_id) if self._has_checkpoint(run_id) else (None, {})
+        run = {"epochs": 0, "history": self._history(), "seed": self._seed(), **before}
+        self._warn_if_done(run_id, run["epochs"])
+        sources = self._sources(train_rows, val_rows, metadata, run["seed"], dataset_idx)
+        training = self._training(checkpoint, self._common(run_id, run, sources, dataset_idx))
+        result = backend.run(train, args=(self._trainer, training), env=self._backend_env())[0]
+        return self._create_model(result, run_id, metadata)
+
+    def _of_earlier_run(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+        """The checkpoint of the run, and what it says of it: "epochs", "history" and "seed". ValueError if it does not
+        fit what this estimator is to train.
+        """
         raise NotImplementedError
+
+    def _read_checkpoint(self, run_id: str) -> bytes:
+        """The file of the last checkpoint of a run."""
+        store = self.getOrDefault("store")
+        content: bytes = store.read(store.get_checkpoint_path(run_id))
+        return content
+
+    def _training(self, checkpoint: Any, common: dict[str, Any]) -> Training:
+        """What the ranks are told. common: the fields that all frameworks have, but for the model."""
+        raise NotImplementedError
+
+    def _backend_env(self) -> dict[str, str]:
+        """Variables for the processes of the ranks."""
+        return {}
+
+    def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
+        """The model that fit() returns: it changes features as the training did."""
+        model, history, optimizer = self._trained(run_results["checkpoint"])
+        metadata = self._with_results(metadata, run_results)
+        made = self.get_model_class()(**self._get_model_kwargs(model, history, optimizer, run_id, metadata))
+        for name in TRANSFORMATION:
+            if made.hasParam(name):
+                made._set(**{name: self.getOrDefault(name)})
+        return made
+
+    def _trained(self, content: bytes) -> tuple[Any, Any, Any]:
+        """The model of a checkpoint, the history of its run, and the optimizer."""
+        raise NotImplementedError
+
+    def get_model_class(self) -> type:
+        """What fit() returns an object of."""
+        raise NotImplementedError
+
+    def _get_model_kwargs(
+        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Metadata
+    ) -> dict[str, Any]:
+        """The arguments of that class."""
+        return {
+            "history": history,
+            "model": model,
+            "optimizer": optimizer,
+            "feature_columns": self.getOrDefault("feature_cols"),
+            "label_columns": self.getOrDefault("label_cols"),
+            "run_id": run_id,
+            "_metadata": metadata,
+            **{name: self.getOrDefault(name) for name in self._of_models},
+        }
 
     def _ready_backend(self, writes_data: bool) -> Any:
         """The backend. Whether the store takes files, and Spark has room for the ranks, is found out before any work is
@@ -216,13 +280,13 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             )
 
     def _common(
-        self, run_id: str, seed: int, train_rows: int, val_rows: int, metadata: Metadata, dataset_idx: int | None
+        self, run_id: str, run: dict[str, Any], sources: tuple[Source, Source | None], dataset_idx: int | None
     ) -> dict[str, Any]:
-        """The fields of CommonTraining."""
-        train, val = self._sources(train_rows, val_rows, metadata, seed, dataset_idx)
+        """The fields of Training that estimators of all frameworks fill alike."""
         return {
-            "train": train,
-            "val": val,
+            "run": run,
+            "train": sources[0],
+            "val": sources[1],
             "feature_columns": self.getOrDefault("feature_cols"),
             "label_columns": self.getOrDefault("label_cols"),
             "weight_column": self.getOrDefault("sample_weight_col"),
@@ -242,13 +306,6 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         for name, look in run_results["columns"].items():
             described[name]["batch"] = look
         return described
-
-    def _made(self, model: Any) -> Any:
-        """The model that fit() returns: it changes features as the training did."""
-        for name in TRANSFORMATION:
-            if model.hasParam(name):
-                model._set(**{name: self.getOrDefault(name)})
-        return model
 
     def _sources(
         self, train_rows: int, val_rows: int, metadata: Metadata, seed: int, dataset_idx: int | None

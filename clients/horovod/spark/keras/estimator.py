@@ -9,10 +9,9 @@ from pyspark import keyword_only
 from pyspark.ml.param import Param, Params
 
 from horovod.spark.common import shapes
-from horovod.spark.common.accessors import accessors
 from horovod.spark.common.columns import Metadata
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
-from horovod.spark.common.params import refused
+from horovod.spark.common.params import accessors, refused
 from horovod.spark.common.serialization import decode, encode
 from horovod.spark.keras.datamodule import PetastormDataModule
 from horovod.spark.keras.files import (
@@ -24,9 +23,8 @@ from horovod.spark.keras.files import (
     keras_of,
     run_of,
 )
-from horovod.spark.keras.prediction import KerasPredictor, predict_row
-from horovod.spark.keras.remote import Training, train
-from horovod.spark.keras.tensors import tensors_of, type_of
+from horovod.spark.keras.remote import KerasTrainer, KerasTraining
+from horovod.spark.keras.tensors import KerasPredictor, predict_row, tensors_of, type_of
 
 # Hadoop's library makes a Java machine in each process that reads from HDFS.
 _BACKEND_ENV = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
@@ -65,6 +63,9 @@ class KerasEstimator(_Saved, HorovodEstimator):
     backend_env: Any = Param(Params._dummy(), "backend_env", "environment variables of the processes")
 
     _framework = "keras"
+    _trainer = KerasTrainer
+    _history = dict
+    _of_models = ("custom_objects",)
 
     @keyword_only
     def __init__(
@@ -125,23 +126,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
         self._set(**self._input_kwargs)
 
     def get_model_class(self) -> type:
-        """What fit() returns an object of."""
         return KerasModel
-
-    def _get_model_kwargs(
-        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Metadata
-    ) -> dict[str, Any]:
-        """The arguments of that class."""
-        return {
-            "history": history,
-            "model": model,
-            "optimizer": optimizer,
-            "feature_columns": self.getOrDefault("feature_cols"),
-            "label_columns": self.getOrDefault("label_cols"),
-            "custom_objects": self.getOrDefault("custom_objects"),
-            "run_id": run_id,
-            "_metadata": metadata,
-        }
 
     def _check_params(self, metadata: Metadata | None) -> None:
         super()._check_params(metadata)
@@ -170,19 +155,13 @@ class KerasEstimator(_Saved, HorovodEstimator):
         inputs, outputs = _shapes(tensors_of(model, "input", features)), _shapes(tensors_of(model, "output", labels))
         shapes.check_shape_compatibility(metadata, features, labels, inputs, outputs, label_shapes)
 
-    def _read_checkpoint(self, run_id: str) -> bytes:
-        store = self.getOrDefault("store")
-        content: bytes = store.read(store.get_checkpoint_path(run_id))
-        return content
-
     def _load_model_from_checkpoint(self, run_id: str) -> Any:
         """The model of the last checkpoint of a run, with its optimizer and that one's state."""
         keras = import_keras(keras_of(self.getOrDefault("model")))
         return from_bytes(keras, self._read_checkpoint(run_id), self.getOrDefault("custom_objects"), compiled=True)
 
-    def _check_checkpoint(self, run_id: str, saved: Any) -> None:
-        """ValueError unless the model of the checkpoint has weights and an optimizer as those that are given."""
-        given = self.getOrDefault("model")
+    def _of_earlier_run(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+        saved, given = self._load_model_from_checkpoint(run_id), self.getOrDefault("model")
         shapes_of = [[tuple(weight.shape) for weight in model.weights] for model in (saved, given)]
         if given.built and shapes_of[0] != shapes_of[1]:
             unlike = [pair for pair in itertools.zip_longest(*shapes_of) if pair[0] != pair[1]]
@@ -193,51 +172,31 @@ class KerasEstimator(_Saved, HorovodEstimator):
         before, now = (type(getattr(one, "inner_optimizer", one)).__name__ for one in (saved.optimizer, optimizer))
         if before != now:
             raise self._other_than_before(run_id, "optimizer", f"that was {before}, and this is {now}")
+        return saved, run_of(self._read_checkpoint(run_id))
 
-    def _fit_on_prepared_data(
-        self,
-        backend: Any,
-        train_rows: int,
-        val_rows: int,
-        metadata: Metadata,
-        avg_row_size: float,
-        dataset_idx: int | None = None,
-    ) -> Any:
-        get = self.getOrDefault
-        run_id = self._get_or_create_run_id()
-        package, custom_objects = keras_of(get("model")), get("custom_objects")
-        model, run = get("model"), dict[str, Any](epochs=0, history={}, seed=self._seed())
-        resumed = self._has_checkpoint(run_id)
-        if resumed:
-            model = self._load_model_from_checkpoint(run_id)
-            run |= run_of(self._read_checkpoint(run_id))
-            self._check_checkpoint(run_id, model)
-        self._warn_if_done(run_id, run["epochs"])
+    def _backend_env(self) -> dict[str, str]:
+        env: dict[str, str] = self.getOrDefault("backend_env")
+        return env
+
+    def _training(self, checkpoint: Any, common: dict[str, Any]) -> KerasTraining:
+        get, package, resumed = self.getOrDefault, keras_of(self.getOrDefault("model")), checkpoint is not None
         keras = import_keras(package)
-        training = Training(
+        return KerasTraining(
             package=package,
             keras_backend=keras.backend.backend() if package == "keras" else "tensorflow",
-            model=SavedModel.of(model, custom_objects),
+            model=SavedModel.of(checkpoint if resumed else get("model"), get("custom_objects")),
             resumed=resumed,
-            optimizer=SavedOptimizer.of(package, get("optimizer"), custom_objects),
+            optimizer=SavedOptimizer.of(package, get("optimizer"), get("custom_objects")),
             loss=get("loss"),
             checkpoint_callback=get("checkpoint_callback"),
-            run=run,
-            backward_passes_per_step=get("backward_passes_per_step"),
             prefetched=get("tensorflow_dataset_prefetch_buffer_size"),
-            **self._common(run_id, run["seed"], train_rows, val_rows, metadata, dataset_idx),
+            **common,
         )
-        result = backend.run(train, args=(training,), env=get("backend_env"))[0]
-        return self._create_model(result, run_id, metadata)
 
-    def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
+    def _trained(self, content: bytes) -> tuple[Any, Any, Any]:
         keras = import_keras(keras_of(self.getOrDefault("model")))
-        content = run_results["model"]
         model = from_bytes(keras, content, self.getOrDefault("custom_objects"), compiled=True)
-        metadata = self._with_results(metadata, run_results)
-        history = run_of(content)["history"]
-        arguments = self._get_model_kwargs(model, history, model.optimizer, run_id, metadata)
-        return self._made(self.get_model_class()(**arguments))
+        return model, run_of(content)["history"], model.optimizer
 
 
 @accessors

@@ -1,4 +1,4 @@
-"""Columns as a model of Keras takes them.
+"""Columns as a model of Keras takes them, and what predicts with them in the executors.
 
 A model may name its inputs or outputs: Model({"a": a, "b": b}, ...). Then a column belongs to the one of its name, and
 the order of the columns says nothing: Keras sorts the names.
@@ -7,14 +7,18 @@ the order of the columns says nothing: Keras sorts the names.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from horovod.base.errors import TrainingCode
 from horovod.spark.common.params import refused
 from horovod.spark.common.shapes import Shape, of_row
+from horovod.spark.keras.files import SavedModel, import_keras
 
 
 def tensors_of(model: Any, which: str, columns: Sequence[str]) -> list[Any]:
@@ -119,3 +123,37 @@ def predictions_of(outputs: Any, columns: Sequence[str]) -> list[np.ndarray]:
 def _known(array: np.ndarray) -> np.ndarray:
     """Of a type that Arrow casts, too. NumPy has no bfloat16, and takes its numbers for none with a fraction."""
     return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
+
+
+class KerasPredictor:
+    """Predicts batches; its model is made where it is first used."""
+
+    def __init__(self, saved: SavedModel, features: Sequence[str], labels: Sequence[str]) -> None:
+        self._features = features
+        self._labels = labels
+        self._pickled = cloudpickle.dumps(saved)  # Spark's own pickling knows less of classes that it is to take along
+        self._keras_backend = import_keras(saved.package).backend.backend() if saved.package == "keras" else None
+        self._model: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}
+
+    def __call__(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        if self._model is None:
+            if self._keras_backend is not None:
+                os.environ.setdefault("KERAS_BACKEND", self._keras_backend)
+            self._model = pickle.loads(self._pickled).load()  # noqa: S301 - the user's own model
+        found = self._model.predict_on_batch(inputs_for(self._model, arrays, self._features))
+        return predictions_of(found, self._labels)
+
+
+def predict_row(features: Sequence[str], labels: Sequence[str]) -> Callable[[Any, Any], list[np.ndarray]]:
+    """A function (model, row)."""
+
+    def predict(model: Any, row: Any) -> list[np.ndarray]:
+        values = [row[name] for name in features]
+        arrays = [np.asarray([one.toArray() if hasattr(one, "toArray") else one]) for one in values]
+        found = model.predict_on_batch(inputs_for(model, arrays, features))
+        return [one[0] for one in predictions_of(found, labels)]
+
+    return predict

@@ -12,12 +12,11 @@ from pyspark import keyword_only
 from pyspark.ml.param import Param, Params
 
 from horovod.base.errors import TrainingCode
-from horovod.spark.common.accessors import accessors
 from horovod.spark.common.columns import Metadata
-from horovod.spark.common.params import refused
-from horovod.spark.lightning.packages import MIN_PL_VERSION as MIN_PL_VERSION
-from horovod.spark.lightning.packages import import_lightning, package_of
-from horovod.spark.lightning.remote import RUN, Training, train
+from horovod.spark.common.params import accessors, refused
+from horovod.spark.lightning.module import MIN_PL_VERSION as MIN_PL_VERSION
+from horovod.spark.lightning.module import import_lightning, package_of
+from horovod.spark.lightning.remote import RUN, LightningTrainer, LightningTraining
 from horovod.spark.torch.modules import ModuleEstimator
 from horovod.spark.torch.modules import TorchModel as TorchModel
 
@@ -44,6 +43,8 @@ class TorchEstimator(ModuleEstimator):
     numbers and (rows, length) for vectors; floating ones have the type of the model's parameters. Learning rates are
     those of one process. Predictions are what forward() returns for the feature columns.
     """
+
+    _trainer = LightningTrainer
 
     num_gpus: Any = Param(Params._dummy(), "num_gpus", "kept for scripts that set it: each rank has one GPU")
     logger: Any = Param(Params._dummy(), "logger", "logger of the Trainer")
@@ -150,46 +151,44 @@ class TorchEstimator(ModuleEstimator):
         # A LightningModule gets text as lists, and may make numbers of them itself.
         return [] if package_of(self.getOrDefault("model")) is not None else super()._columns_of_numbers()
 
-    def _read_checkpoint(self, run_id: str) -> bytes:
-        """The last checkpoint of a run: one of Lightning's, with an entry that says what is done."""
-        store = self.getOrDefault("store")
-        content: bytes = store.read(store.get_checkpoint_path(run_id))
-        return content
+    def _of_earlier_run(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+        """The file, and its entry that says what is done.
 
-    def _fit_on_prepared_data(
-        self,
-        backend: Any,
-        train_rows: int,
-        val_rows: int,
-        metadata: Metadata,
-        avg_row_size: float,
-        dataset_idx: int | None = None,
-    ) -> Any:
+        It is written anew, so that ranks may load whatever there is in it. ValueError if there are objects in it which
+        run code when they are loaded. No key outlives a run, so whoever may write to the store may have written it.
+        """
+        content = self._read_checkpoint(run_id)
+        try:
+            loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            found = re.search(r"GLOBAL (\S+)", str(error))
+            raise refused(
+                f"the run {run_id!r} can't go on with its checkpoint in the store, which holds more than tensors, "
+                f"numbers and texts ({found[1] if found else 'objects'}): loading it could run code of whoever has "
+                "written it. If only users of this job can write to the store, allow the classes of your callbacks' "
+                "states with torch.serialization.add_safe_globals([...]) before fit(). Otherwise give another run_id "
+                "to begin anew.",
+                TrainingCode.UNTRUSTED_CHECKPOINT,
+            ) from error
+        copy = io.BytesIO()
+        torch.save(loaded, copy)
+        return copy.getvalue(), loaded.get(RUN, {})
+
+    def _training(self, checkpoint: Any, common: dict[str, Any]) -> LightningTraining:
         get = self.getOrDefault
-        run_id = self._get_or_create_run_id()
-        checkpoint: bytes | None = None
-        run: dict[str, Any] = {"epochs": 0, "history": [], "seed": self._seed()}
-        if self._has_checkpoint(run_id):
-            checkpoint, loaded = _of_earlier_run(run_id, self._read_checkpoint(run_id))
-            run |= loaded.get(RUN, {})
-        self._warn_if_done(run_id, run["epochs"])
-        package = package_of(get("model")) or import_lightning().__name__
         shaped = dict(zip(get("feature_cols"), get("input_shapes") or (), strict=False))
         shaped |= dict(zip(get("label_cols"), get("label_shapes") or (), strict=False))
-        training = Training(
-            package=package,
+        return LightningTraining(
+            package=package_of(get("model")) or import_lightning().__name__,
             model=self._pickled(),
             checkpoint=checkpoint,
-            run=run,
             shapes=shaped,
             trainer=self._trainer_arguments(),
             queue_sizes=(get("train_async_data_loader_queue_size"), get("val_async_data_loader_queue_size")),
             debug_data_loader=get("debug_data_loader"),
             **self._losses(),
-            **self._common(run_id, run["seed"], train_rows, val_rows, metadata, dataset_idx),
+            **common,
         )
-        result = backend.run(train, args=(training,), env={})[0]
-        return self._create_model(result, run_id, metadata)
 
     def _trainer_arguments(self) -> dict[str, Any]:
         get = self.getOrDefault
@@ -202,43 +201,13 @@ class TorchEstimator(ModuleEstimator):
             **(get("trainer_args") or {}),
         }
 
-    def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
-        checkpoint = _loaded(run_results["checkpoint"])
+    def _trained(self, content: bytes) -> tuple[Any, Any, Any]:
+        # Lightning's checkpoints have objects of the user's callbacks in them. The ranks of this run have written it.
+        checkpoint = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
         model, optimizer = pickle.loads(self._pickled())  # noqa: S301 - a copy
         state = checkpoint["state_dict"]
         if optimizer is not None:  # the module was wrapped in one that has it as `model`
             state = {name.removeprefix("model."): value for name, value in state.items()}
             optimizer.load_state_dict(checkpoint["optimizer_states"][0])
         model.load_state_dict(state)
-        metadata = self._with_results(metadata, run_results)
-        history = checkpoint[RUN]["history"]
-        arguments = self._get_model_kwargs(model.eval(), history, optimizer, run_id, metadata)
-        return self._made(self.get_model_class()(**arguments))
-
-
-def _of_earlier_run(run_id: str, content: bytes) -> tuple[bytes, dict[str, Any]]:
-    """The checkpoint of a store, and what it holds. It is written anew, so that ranks may load whatever there is in it.
-
-    ValueError if there are objects in it which run code when they are loaded. No key outlives a run, so whoever may
-    write to the store may have written it.
-    """
-    try:
-        loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        raise refused(
-            f"the run {run_id!r} can't go on with its checkpoint in the store, which holds more than tensors, numbers "
-            f"and texts ({found[1] if found else 'objects'}): loading it could run code of whoever has written it. If "
-            "only users of this job can write to the store, allow the classes of your callbacks' states with "
-            "torch.serialization.add_safe_globals([...]) before fit(). Otherwise give another run_id to begin anew.",
-            TrainingCode.UNTRUSTED_CHECKPOINT,
-        ) from error
-    copy = io.BytesIO()
-    torch.save(loaded, copy)
-    return copy.getvalue(), loaded
-
-
-def _loaded(content: bytes) -> dict[str, Any]:
-    # Lightning's checkpoints have objects of the user's callbacks in them. These ranks of this run have written it.
-    loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=False)
-    return loaded
+        return model.eval(), checkpoint[RUN]["history"], optimizer

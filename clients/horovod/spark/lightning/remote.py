@@ -1,11 +1,13 @@
-"""The training of a LightningModule on one rank: what the lightning TorchEstimator sends to all of them."""
+"""The training of a LightningModule on one rank: what the lightning TorchEstimator sends to all of them.
+
+Lightning has the epochs. It gets loaders that read the rank's batches, a strategy, and two callbacks: one before those
+of the user, and one after them, which keeps the checkpoints.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import io
-import pickle
 import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
@@ -13,138 +15,173 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from horovod.base.errors import TrainingCode
-from horovod.spark.common.batches import Batches, share_of_validation
-from horovod.spark.common.devices import gpu_of_rank, same_devices
+from horovod.common import basics as hvd
+from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from horovod.lightning import HorovodStrategy
+from horovod.spark.common.batches import Batches
 from horovod.spark.common.params import refused
-from horovod.spark.common.shapes import Shape
-from horovod.spark.common.training import CommonTraining, Prediction
-from horovod.spark.common.transform import kind_of
-from horovod.spark.lightning.loaders import AsyncLoader, Loader
-from horovod.spark.lightning.module import lightning_module
-from horovod.spark.lightning.packages import import_lightning
-from horovod.spark.lightning.strategy import EstimatorStrategy
-from horovod.spark.torch.losses import Losses
-from horovod.spark.torch.tensors import as_array, as_list, floating_type
+from horovod.spark.common.shapes import Shape, of_row
+from horovod.spark.common.transformation import Batch
+from horovod.spark.lightning.module import import_lightning, lightning_module
+from horovod.spark.torch.ranks import ModuleTrainer, ModuleTraining, scale_rates, share_buffers
+from horovod.spark.torch.tensors import as_array, as_list, as_tensor, floating_type
+from horovod.torch.compression import Compression
 
 RUN = "horovod"  # the entry of a checkpoint that says what of the run is done
-_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
 
 
 @dataclass(kw_only=True)
-class Training(CommonTraining):
-    """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters.
-
-    model: pickled with its optimizer, which is None for a LightningModule. run: how many epochs are done, the history
-    so far, and the seed.
-    """
+class LightningTraining(ModuleTraining):
+    """model: with None in place of an optimizer if it is a LightningModule. checkpoint: one of Lightning's files."""
 
     package: str
-    model: bytes
-    checkpoint: bytes | None
-    run: dict[str, Any]
-    losses: Sequence[Any] | None
-    loss_constructors: Sequence[Any] | None
     shapes: dict[str, Shape]
     trainer: dict[str, Any]
     queue_sizes: tuple[int | None, int | None]
     debug_data_loader: bool
 
 
-def train(training: Training) -> dict[str, Any]:
-    """Runs on all ranks. On rank 0 returns the checkpoint of the last epoch, and how predictions look."""
-    import horovod.torch as hvd
+class LightningTrainer(ModuleTrainer):
+    """A LightningModule on one rank, of `lightning` or of `pytorch_lightning`."""
 
-    hvd.init()
-    pl = import_lightning(training.package)
-    number = gpu_of_rank() if training.use_gpu and torch.cuda.is_available() else None
-    device = torch.device("cpu") if number is None else torch.device("cuda", number)
-    same_devices(device.type, hvd.allgather_object)
-    module = _module(training, pl, device)
-    content = training.checkpoint
-    if training.run["epochs"] < training.epochs:
-        content = _fit(training, pl, module, number, device)
-    if hvd.rank() != 0:
-        return {}
-    predictions = _predictions(training, module)
-    return {"checkpoint": content, "predictions": predictions, "columns": training.train.looks}
+    training: LightningTraining
 
+    def load(self) -> None:
+        training = self.training
+        self.pl = import_lightning(training.package)
+        self.module, optimizer = self.unpickled()
+        if optimizer is not None:
+            columns = training.feature_columns, training.label_columns, training.weight_column
+            self.module = lightning_module(self.pl, self.module, optimizer, self.losses(), *columns)
 
-def _fit(training: Training, pl: Any, module: Any, number: int | None, device: torch.device) -> bytes | None:
-    """The checkpoint of the last epoch, on rank 0. number: of the GPU."""
-    import horovod.torch as hvd
-
-    strategy = EstimatorStrategy(device, training.gradient_compression, package=training.package.partition(".")[0])
-    batches = training.data_module().batches(training.train, hvd.rank(), hvd.size())
-    given = training.trainer.get("callbacks") or []
-    callbacks = [*training.callbacks, *(given if isinstance(given, (list, tuple)) else [given])]
-    with _folder(training, hvd.rank() == 0) as folder, tempfile.TemporaryDirectory() as scratch:
+    def fit(self, train: Batches, val: Batches | None) -> None:
+        training, pl = self.training, self.pl
+        package = training.package.partition(".")[0]
+        strategy = EstimatorStrategy(self.device, training.gradient_compression, package=package)
+        given = training.trainer.get("callbacks") or []
+        callbacks = [*training.callbacks, *(given if isinstance(given, (list, tuple)) else [given])]
         for callback in callbacks:
             if isinstance(callback, pl.callbacks.ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = folder
-        steps_class, keeper_class = _callback_classes(pl)
-        keeper = keeper_class(training, folder)
-        arguments: dict[str, Any] = {
-            "accelerator": "cpu" if number is None else "gpu",
-            "devices": 1 if number is None else [number],
-            "strategy": strategy,
-            "max_epochs": training.epochs,
-            "use_distributed_sampler": False,
-            "num_sanity_val_steps": 0,
-            "enable_model_summary": False,
-            "enable_progress_bar": training.verbose > 0 and hvd.rank() == 0,
-            "default_root_dir": scratch,
-            **training.trainer,
-            "enable_checkpointing": True,  # the keeper does it, and so Lightning adds no callback of its own
-            "callbacks": [steps := steps_class(training, batches), *callbacks, keeper],
-        }
-        trainer = pl.Trainer(**arguments)
-        loaders, resumed = _loaders(training, trainer, module, batches), _resumed(trainer, training, scratch)
+                callback.dirpath = self.folder
+        first, last = _callbacks(self, train)
+        with tempfile.TemporaryDirectory() as scratch:
+            arguments: dict[str, Any] = {
+                "accelerator": "cpu" if self.device.type == "cpu" else "gpu",
+                "devices": 1 if self.device.index is None else [self.device.index],
+                "strategy": strategy,
+                "max_epochs": training.epochs,
+                "use_distributed_sampler": False,
+                "num_sanity_val_steps": 0,
+                "enable_model_summary": False,
+                "enable_progress_bar": training.verbose > 0 and hvd.rank() == 0,
+                "default_root_dir": scratch,
+                **training.trainer,
+                "enable_checkpointing": True,  # `last` does it, and so Lightning adds no callback of its own
+                "callbacks": [first, *callbacks, last],
+            }
+            trainer = pl.Trainer(**arguments)
+            loaders = [
+                _Loader(source, queue_size, trainer, self)
+                for source, queue_size in zip((train, val), training.queue_sizes, strict=True)
+                if source is not None
+            ]
+            resumed = _resumed(trainer, training.checkpoint, scratch)
+            try:
+                trainer.fit(self.module, *loaders, **resumed)
+            except Exception as error:
+                if resumed and not first.has_begun:
+                    raise _not_resumed(error) from error
+                raise
+
+    def checkpoint(self) -> bytes:
+        content: bytes = self.kept or self.training.checkpoint
+        return content
+
+    def predicted(self, batch: Batch) -> Sequence[np.ndarray]:
+        """Empty where predictions are not made of the columns of a batch as they are."""
+        module = self.module.cpu().eval()
+        tensors = self.tensors(batch, floating_type(module))
+        features = [tensors.get(name) for name in self.training.feature_columns]
+        if not all(isinstance(one, torch.Tensor) for one in features):
+            return []  # text, or a column that transformation_fn has removed
         try:
-            trainer.fit(module, *loaders, **resumed)
-        except Exception as error:
-            if resumed and not steps.has_begun:
-                raise _not_resumed(error) from error
-            raise
-    content: bytes | None = keeper.content
-    return content
+            with torch.no_grad():
+                return [as_array(output) for output in as_list(module(*features))]
+        except Exception:
+            # transform() looks again, and raises if nobody else says how to predict. No training is lost for that.
+            traceback.print_exc()
+            return []
+
+    def tensors(self, batch: Batch, dtype: torch.dtype) -> dict[str, Any]:
+        """A batch as a LightningModule gets it: by column. Floating numbers get `dtype`, whole ones of labels int64."""
+        return {name: self._tensor(name, array, dtype) for name, array in batch.items()}
+
+    def _tensor(self, name: str, array: np.ndarray, dtype: torch.dtype) -> Any:
+        if array.dtype == object:
+            return list(array)  # text
+        tensor = as_tensor(array)
+        if tensor.is_floating_point():
+            tensor = tensor.to(dtype)
+        elif name in self.training.label_columns and tensor.dtype != torch.bool:
+            tensor = tensor.long()
+        shape = self.training.shapes.get(name)
+        return tensor if shape is None else tensor.reshape(len(tensor), *of_row(shape))
 
 
-def _module(training: Training, pl: Any, device: torch.device) -> Any:
-    model, optimizer = pickle.loads(training.model)  # noqa: S301 - what the driver has sent
-    if optimizer is None:
-        return model
-    functions = training.losses or [make() for make in training.loss_constructors or ()]
-    losses = Losses(functions, training.loss_weights, device)
-    columns = training.feature_columns, training.label_columns, training.weight_column
-    return lightning_module(pl, model, optimizer, losses, *columns)
+class _Loader(AsyncDataLoaderMixin, BaseDataLoader):
+    """What Lightning iterates over: one iteration is its current epoch."""
+
+    def __init__(self, batches: Batches, queue_size: int | None, trainer: Any, rank: LightningTrainer) -> None:
+        super().__init__(queue_size or 0, rank.training.debug_data_loader)
+        self._batches, self._trainer, self._rank = batches, trainer, rank
+        self._dtype = floating_type(rank.module)
+
+    def __len__(self) -> int:
+        return self._batches.steps
+
+    def _iterate(self) -> Iterator[dict[str, Any]]:
+        for batch, _, _ in self._batches.of_epoch(self._trainer.current_epoch):
+            yield self._rank.tensors(batch, self._dtype)
 
 
-def _loaders(training: Training, trainer: Any, module: Any, batches: Batches) -> list[Any]:
-    import horovod.torch as hvd
+class EstimatorStrategy(HorovodStrategy):
+    """That of horovod.lightning, on the device that the rank has been given.
 
-    dtype = floating_type(module)
-    found: list[Any] = []
-    sources = [batches]
-    if training.val is not None:
-        share = share_of_validation(training.val, hvd.rank(), hvd.size())
-        sources.append(training.data_module().batches(training.val, *share))
-    for source, queue_size in zip(sources, training.queue_sizes, strict=False):
-        arguments = (source, lambda: trainer.current_epoch, dtype, training.shapes, training.label_columns)
-        if queue_size:
-            found.append(AsyncLoader(queue_size, training.debug_data_loader, *arguments))
-        else:
-            found.append(Loader(*arguments))
-    return found
+    `scale` is what the loss of the next batch is multiplied by (Batches.scale).
+
+    package: "lightning" or "pytorch_lightning".
+    """
+
+    scale = 1.0
+
+    def __init__(self, device: torch.device, compression: Any, package: str) -> None:
+        super().__init__(compression=compression or Compression.none, package=package)
+        self._device = device
+
+    def set_world_ranks(self) -> None:
+        """Spark says which GPU is whose, and not the number of the rank on its host."""
+        rank_zero_only.rank = hvd.rank()
+
+    @property
+    def root_device(self) -> torch.device:
+        return self._device
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.scale != 1.0:
+            closure_loss = closure_loss * self.scale
+        return super().backward(closure_loss, *args, **kwargs)
 
 
-def _resumed(trainer: Any, training: Training, folder: str) -> dict[str, Any]:
-    if training.checkpoint is None:
+def _resumed(trainer: Any, checkpoint: bytes | None, folder: str) -> dict[str, Any]:
+    if checkpoint is None:
         return {}
     path = Path(folder, "resumed.ckpt")
-    path.write_bytes(training.checkpoint)
+    path.write_bytes(checkpoint)
     takes = inspect.signature(trainer.fit).parameters
     return {"ckpt_path": str(path), **({"weights_only": False} if "weights_only" in takes else {})}
 
@@ -161,109 +198,64 @@ def _not_resumed(error: Exception) -> ValueError:
     )
 
 
-@contextlib.contextmanager
-def _folder(training: Training, is_first: bool) -> Iterator[str]:
-    """Where callbacks write to: on rank 0 it is brought to the store."""
-    if is_first and training.store.saving_runs:
-        with training.store.get_local_output_dir() as folder:
-            yield folder
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            yield folder
-
-
-def _predictions(training: Training, module: Any) -> list[Prediction]:
-    """How predictions look, by those of the first batch; empty where they are not made of its columns as they are."""
-    batches = training.data_module().batches(training.train, 0, 1)
-    loader = Loader(batches, lambda: 0, floating_type(module), training.shapes, training.label_columns)
-    module = module.cpu().eval()
-    batch = next(iter(loader))
-    if not all(isinstance(batch.get(name), torch.Tensor) for name in training.feature_columns):
-        return []  # text, or a column that transformation_fn has removed
-    try:
-        with torch.no_grad():
-            return [
-                kind_of(as_array(output))
-                for output in as_list(module(*(batch[name] for name in training.feature_columns)))
-            ]
-    except Exception:
-        # transform() looks again, and raises if nobody else says how to predict. No training is lost for that.
-        traceback.print_exc()
-        return []
-
-
-def _callback_classes(pl: Any) -> tuple[type, type]:
-    """Two classes of callbacks for the Trainer. The first is called before the user's callbacks, the second after
-    them.
-    """
-    import horovod.torch as hvd
+def _callbacks(rank: LightningTrainer, batches: Batches) -> tuple[Any, Any]:
+    """Two callbacks for the Trainer. The first is called before the user's callbacks, the second after them."""
+    pl: Any = rank.pl
+    size = hvd.size()
 
     class Steps(pl.callbacks.Callback):
         """Learning rates, seeds, scales of batches."""
 
-        def __init__(self, training: Training, batches: Batches) -> None:
-            self._run = training.run
-            self._batches = batches
-            self.has_begun = False  # all that a checkpoint has was loaded
+        has_begun = False  # all that a checkpoint has was loaded
 
         def on_train_start(self, trainer: Any, module: Any) -> None:
             self.has_begun = True
             # Here the state of a checkpoint has been loaded, whose rates are those of one process.
-            if self._run["history"]:
-                _step_plateaus(trainer.lr_scheduler_configs, self._run["history"][-1])
+            if rank.run["history"]:
+                _step_plateaus(trainer.lr_scheduler_configs, rank.run["history"][-1])
             for optimizer in trainer.optimizers:
-                _scale(optimizer.param_groups, hvd.size())
+                scale_rates(optimizer.param_groups, times=size)
             for config in trainer.lr_scheduler_configs:
-                _scale_scheduler(vars(config.scheduler), hvd.size())
+                _scale_scheduler(vars(config.scheduler), times=size)
 
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-            seed = self._run["seed"] + 1000 * trainer.current_epoch + hvd.rank()
+            seed = rank.run["seed"] + 1000 * trainer.current_epoch + hvd.rank()
             torch.manual_seed(seed % 2**63)
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            trainer.strategy.scale = self._batches.scale(batch_idx)
+            trainer.strategy.scale = batches.scale(batch_idx)
 
         def on_validation_start(self, trainer: Any, module: Any) -> None:
-            # As running means are those of a rank's own batches, all validate with those that are saved.
-            hvd.broadcast_parameters(dict(module.named_buffers()), root_rank=0)
+            share_buffers(module)
 
-    class Keeper(pl.callbacks.Checkpoint):
-        """Writes a checkpoint after each epoch. Lightning calls subclasses of Checkpoint after all other callbacks, so
+    class Kept(pl.callbacks.Checkpoint):
+        """Keeps a checkpoint after each epoch. Lightning calls subclasses of Checkpoint after all other callbacks, so
         the checkpoint has the state that those have changed in this epoch.
         """
-
-        def __init__(self, training: Training, folder: str) -> None:
-            self._store = training.store
-            self._folder = folder
-            self._run = dict(training.run)
-            self.content: bytes | None = None
 
         def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
             """Validation is over, too."""
             metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-            history = [*self._run["history"], {"epoch": trainer.current_epoch, **metrics}]
-            self._run.update(epochs=trainer.current_epoch + 1, history=history)
+            epoch = trainer.current_epoch
+            rank.done(epoch, [*rank.run["history"], {"epoch": epoch, **metrics}])
             with tempfile.TemporaryDirectory() as scratch:
                 path = Path(scratch, "epoch.ckpt")
                 trainer.save_checkpoint(str(path), weights_only=False)  # all ranks; one writes
                 if hvd.rank() == 0:
-                    self.content = self._as_of_one_process(path)
-            if hvd.rank() == 0 and self._store.saving_runs and self.content is not None:
-                Path(self._folder, self._store.checkpoint_filename).write_bytes(self.content)
-                self._store.sync(self._folder)
+                    rank.keep(self._as_of_one_process(path))
 
         def _as_of_one_process(self, path: Path) -> bytes:
             checkpoint = torch.load(path, map_location="cpu", weights_only=False)
             for state in checkpoint["optimizer_states"]:
-                _scale(state["param_groups"], 1 / hvd.size())
+                scale_rates(state["param_groups"], over=size)
             for state in checkpoint["lr_schedulers"]:
-                _scale_scheduler(state, 1 / hvd.size())
-            checkpoint[RUN] = self._run
+                _scale_scheduler(state, over=size)
+            checkpoint[RUN] = rank.run
             content = io.BytesIO()
             torch.save(checkpoint, content)
             return content.getvalue()
 
-    return Steps, Keeper
+    return Steps(), Kept()
 
 
 def _step_plateaus(configs: Sequence[Any], last: dict[str, Any]) -> None:
@@ -274,18 +266,11 @@ def _step_plateaus(configs: Sequence[Any], last: dict[str, Any]) -> None:
             config.scheduler.step(last[config.monitor])
 
 
-def _scale(groups: Sequence[dict[str, Any]], factor: float) -> None:
-    for group in groups:
-        for name in _RATES:
-            if name in group:
-                group[name] = group[name] * factor
-
-
-def _scale_scheduler(state: dict[str, Any], factor: float) -> None:
+def _scale_scheduler(state: dict[str, Any], times: float = 1, over: float = 1) -> None:
     """The rates of a scheduler and of those that it is made of, as SequentialLR is: its attributes, or its state."""
     for name in ("base_lrs", "_last_lr", "max_lrs", "min_lrs", "default_min_lr", "eta_min"):
         if name in state:
             rates = state[name]
-            state[name] = [rate * factor for rate in rates] if isinstance(rates, list) else rates * factor
+            state[name] = [rate * times / over for rate in rates] if isinstance(rates, list) else rates * times / over
     for part in state.get("_schedulers", ()):
-        _scale_scheduler(part if isinstance(part, dict) else vars(part), factor)
+        _scale_scheduler(part if isinstance(part, dict) else vars(part), times, over)

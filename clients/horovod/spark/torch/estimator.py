@@ -16,7 +16,7 @@ from horovod.spark.common.params import refused
 from horovod.spark.torch.datamodule import PetastormDataModule
 from horovod.spark.torch.modules import ModuleEstimator
 from horovod.spark.torch.modules import TorchModel as TorchModel
-from horovod.spark.torch.remote import Training, train
+from horovod.spark.torch.remote import TorchTrainer, TorchTraining
 
 
 class TorchEstimator(ModuleEstimator):
@@ -30,6 +30,7 @@ class TorchEstimator(ModuleEstimator):
     """
 
     _framework = "pytorch"
+    _trainer = TorchTrainer
 
     @keyword_only
     def __init__(
@@ -113,13 +114,10 @@ class TorchEstimator(ModuleEstimator):
 
     def _load_checkpoint(self, run_id: str) -> dict[str, Any]:
         """The last checkpoint of a run: model, optimizer, epochs that are done, history, seed."""
-        store = self.getOrDefault("store")
-        content = io.BytesIO(store.read(store.get_checkpoint_path(run_id)))
-        loaded: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
-        return loaded
+        return _loaded(self._read_checkpoint(run_id))
 
-    def _check_checkpoint(self, run_id: str, checkpoint: dict[str, Any]) -> None:
-        """ValueError unless the checkpoint is of this model and of this kind of optimizer."""
+    def _of_earlier_run(self, run_id: str) -> tuple[Any, dict[str, Any]]:
+        checkpoint = self._load_checkpoint(run_id)
         model, optimizer = pickle.loads(self._pickled())  # noqa: S301 - a copy
         before, now = checkpoint["optimizer_class"], type(optimizer).__name__
         if before != now:
@@ -129,41 +127,26 @@ class TorchEstimator(ModuleEstimator):
             optimizer.load_state_dict(checkpoint["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise self._other_than_before(run_id, "model", str(error)) from error
+        return checkpoint, {name: checkpoint[name] for name in ("epochs", "history", "seed")}
 
-    def _fit_on_prepared_data(
-        self,
-        backend: Any,
-        train_rows: int,
-        val_rows: int,
-        metadata: Metadata,
-        avg_row_size: float,
-        dataset_idx: int | None = None,
-    ) -> Any:
-        get = self.getOrDefault
-        run_id = self._get_or_create_run_id()
-        checkpoint = self._load_checkpoint(run_id) if self._has_checkpoint(run_id) else None
-        if checkpoint is not None:
-            self._check_checkpoint(run_id, checkpoint)
-            self._warn_if_done(run_id, checkpoint["epochs"])
-        seed = checkpoint["seed"] if checkpoint is not None else self._seed()
-        training = Training(
-            model_and_optimizer=self._pickled(),
+    def _training(self, checkpoint: Any, common: dict[str, Any]) -> TorchTraining:
+        return TorchTraining(
+            model=self._pickled(),
             checkpoint=checkpoint,
-            input_shapes=get("input_shapes"),
-            seed=seed,
-            backward_passes_per_step=get("backward_passes_per_step"),
-            train_minibatch=get("train_minibatch_fn"),
+            input_shapes=self.getOrDefault("input_shapes"),
+            train_minibatch=self.getOrDefault("train_minibatch_fn"),
             **self._losses(),
-            **self._common(run_id, seed, train_rows, val_rows, metadata, dataset_idx),
+            **common,
         )
-        result = backend.run(train, args=(training,), env={})[0]
-        return self._create_model(result, run_id, metadata)
 
-    def _create_model(self, run_results: dict[str, Any], run_id: str, metadata: Metadata) -> Any:
+    def _trained(self, content: bytes) -> tuple[Any, Any, Any]:
+        checkpoint = _loaded(content)
         model, optimizer = pickle.loads(self._pickled())  # noqa: S301 - a copy
-        content = torch.load(io.BytesIO(run_results["checkpoint"]), map_location="cpu", weights_only=True)
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-        metadata = self._with_results(metadata, run_results)
-        arguments = self._get_model_kwargs(model.eval(), content["history"], optimizer, run_id, metadata)
-        return self._made(self.get_model_class()(**arguments))
+        model.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        return model.eval(), checkpoint["history"], optimizer
+
+
+def _loaded(content: bytes) -> dict[str, Any]:
+    loaded: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return loaded

@@ -11,11 +11,10 @@ from pyspark.ml.param import Param, Params
 
 from horovod.base.errors import TrainingCode
 from horovod.spark.common import shapes, util
-from horovod.spark.common.accessors import accessors
 from horovod.spark.common.columns import Metadata
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
-from horovod.spark.common.params import refused
-from horovod.spark.torch.prediction import TorchPredictor, predict_row
+from horovod.spark.common.params import accessors, refused
+from horovod.spark.torch.tensors import TorchPredictor, predict_row
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,8 @@ class _Pair:
 class ModuleEstimator(HorovodEstimator):
     """Trains a torch.nn.Module."""
 
+    _of_models = ("input_shapes", "loss", "loss_constructors")
+
     input_shapes: Any = Param(Params._dummy(), "input_shapes", "shape of each input, -1 for the batch")
     loss_constructors: Any = Param(Params._dummy(), "loss_constructors", "functions that make the losses on each rank")
     train_minibatch_fn: Any = Param(
@@ -40,25 +41,7 @@ class ModuleEstimator(HorovodEstimator):
     data_module: Any = Param(Params._dummy(), "data_module", "class that reads the data")
 
     def get_model_class(self) -> type:
-        """What fit() returns an object of."""
         return TorchModel
-
-    def _get_model_kwargs(
-        self, model: Any, history: Any, optimizer: Any, run_id: str, metadata: Metadata
-    ) -> dict[str, Any]:
-        """The arguments of that class."""
-        return {
-            "history": history,
-            "model": model,
-            "optimizer": optimizer,
-            "feature_columns": self.getOrDefault("feature_cols"),
-            "label_columns": self.getOrDefault("label_cols"),
-            "input_shapes": self.getOrDefault("input_shapes"),
-            "run_id": run_id,
-            "_metadata": metadata,
-            "loss": self.getOrDefault("loss"),
-            "loss_constructors": self.getOrDefault("loss_constructors"),
-        }
 
     def _check_params(self, metadata: Metadata | None) -> None:
         super()._check_params(metadata)

@@ -4,71 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import io
-import pickle
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from horovod.base.errors import TrainingCode
-from horovod.spark.common.batches import Batches, share_of_validation
-from horovod.spark.common.devices import gpu_of_rank, same_devices
-from horovod.spark.common.params import refused
+from horovod.spark.common.batches import Batches
 from horovod.spark.common.shapes import Shape
-from horovod.spark.common.training import CommonTraining, Prediction
+from horovod.spark.common.training import Prediction
 from horovod.spark.common.transform import kind_of
 from horovod.spark.common.transformation import Batch, columns_of
-from horovod.spark.torch.losses import Losses
+from horovod.spark.torch.ranks import ModuleTrainer, ModuleTraining, same_shapes, scale_rates, share_buffers
 from horovod.spark.torch.tensors import as_array, as_list, floating_type, inputs_of, labels_of, number
 
 
 @dataclass(kw_only=True)
-class Training(CommonTraining):
-    """All that a rank needs to know; it is pickled. Names are those of the estimator's parameters."""
+class TorchTraining(ModuleTraining):
+    """checkpoint: what `_content` has saved."""
 
-    model_and_optimizer: bytes
-    checkpoint: dict[str, Any] | None
     input_shapes: Sequence[Shape] | None
-    losses: Sequence[Callable[..., Any]] | None
-    loss_constructors: Sequence[Callable[[], Any]] | None
-    seed: int
-    backward_passes_per_step: int
     train_minibatch: Callable[..., Any] | None
 
 
-def train(training: Training) -> dict[str, Any]:
-    """Runs on all ranks. On rank 0 returns the checkpoint of the last epoch, and how predictions look."""
-    import horovod.torch as hvd
+class TorchTrainer(ModuleTrainer):
+    """The epochs of TorchEstimator: the only framework of them that has none of its own."""
 
-    hvd.init()
-    return _Trainer(training).run()
+    training: TorchTraining
 
-
-class _Trainer:
-    def __init__(self, training: Training) -> None:
+    def load(self) -> None:
         import horovod.torch as hvd
 
+        training = self.training
         self.hvd = hvd
-        self.training = training
-        number = gpu_of_rank() if training.use_gpu and torch.cuda.is_available() else None
-        self.device = torch.device("cpu") if number is None else torch.device("cuda", number)
-        same_devices(self.device.type, hvd.allgather_object)
-        self.model, optimizer = pickle.loads(training.model_and_optimizer)  # noqa: S301 - what the driver has sent
-        self.history: list[dict[str, Any]] = []
-        self.epochs_done = 0
+        self.model, optimizer = self.unpickled()
         if training.checkpoint is not None:
             self.model.load_state_dict(training.checkpoint["model"])
             optimizer.load_state_dict(training.checkpoint["optimizer"])
-            self.history = list(training.checkpoint["history"])
-            self.epochs_done = training.checkpoint["epochs"]
         self.model.to(self.device)
         optimizer.load_state_dict(optimizer.state_dict())  # its state goes where the parameters are
         self.optimizer_class = type(optimizer).__name__
-        _scale_rates(optimizer, hvd.size())
+        scale_rates(optimizer.param_groups, times=hvd.size())
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
         self.passes = training.backward_passes_per_step
         self.optimizer = hvd.DistributedOptimizer(
@@ -78,58 +56,54 @@ class _Trainer:
             backward_passes_per_step=self.passes,
         )
         self.dtype = floating_type(self.model)
-        losses = training.losses or [make() for make in training.loss_constructors or ()]
-        self.losses = Losses(losses, training.loss_weights, self.device)
-        module = training.data_module()
-        self.train_batches: Batches = module.batches(training.train, hvd.rank(), hvd.size())
-        self.val_batches: Batches | None = None
-        if training.val is not None:
-            self.val_batches = module.batches(training.val, *share_of_validation(training.val, hvd.rank(), hvd.size()))
-        self.predictions: list[Prediction] = []
+        self.loss = self.losses()
+        self.seen: list[Prediction] = []  # in the first batch
 
-    def run(self) -> dict[str, Any]:
-        content = b""
-        for epoch in range(self.epochs_done, self.training.epochs):
+    def fit(self, train: Batches, val: Batches | None) -> None:
+        for epoch in range(self.run["epochs"], self.training.epochs):
             self._seed(epoch)
-            record: dict[str, Any] = {"epoch": epoch, "train": self._train(epoch)}
-            if self.val_batches is not None:
-                self._share_buffers()
-                record["validation"] = self._validate(self.val_batches, epoch)
-            self.history.append(record)
-            self.epochs_done = epoch + 1
+            record: dict[str, Any] = {"epoch": epoch, "train": self._train(train, epoch)}
+            if val is not None:
+                share_buffers(self.model)
+                record["validation"] = self._validate(val, epoch)
+            self.done(epoch, [*self.run["history"], record])
             if self.hvd.rank() == 0:
-                content = self._checkpoint()
-                self._save(content)
+                self.keep(self._content())
                 if self.training.verbose:
                     print(_line(record, self.training.epochs), flush=True)
             for callback in self.training.callbacks:
                 callback(record)
-        if self.hvd.rank() != 0:
-            return {}
-        if not self.predictions:
-            self._look(0)
-        found = {"predictions": self.predictions, "columns": self.training.train.looks}
-        return {"checkpoint": content or self._checkpoint(), **found}
 
-    def _train(self, epoch: int) -> dict[str, Any]:
+    def checkpoint(self) -> bytes:
+        return self.kept or self._content()
+
+    def predictions(self, train: Batches) -> list[Prediction]:
+        return self.seen or super().predictions(train)
+
+    def predicted(self, batch: Batch) -> Sequence[np.ndarray]:
+        self.model.eval()
+        with torch.no_grad():
+            return [as_array(output) for output in as_list(self.model(*self._tensors(batch)[0]))]
+
+    def _train(self, batches: Batches, epoch: int) -> dict[str, Any]:
         self.model.train()
         sums = _Sums(len(self.training.metrics))
-        steps = self.train_batches.steps
+        steps = batches.steps
         step_of = self.training.train_minibatch or _minibatch
-        for step, (batch, rows, scale) in enumerate(self.train_batches.of_epoch(epoch)):
+        for step, (batch, rows, scale) in enumerate(batches.of_epoch(epoch)):
             place = step % self.passes
             if place == 0:
                 # The last step of an epoch may have fewer batches.
                 self.optimizer.set_backward_passes_per_step(min(self.passes, steps - step))
             inputs, labels, weights = self._tensors(batch)
-            losses = self.losses.scaled(scale)
+            losses = self.loss.scaled(scale)
             optimizer: Any = self.optimizer
             if self.passes > 1:
                 is_last = place == self.passes - 1 or step == steps - 1
                 optimizer = _PartOfStep(self.optimizer, place == 0, is_last)
             with self._explained(inputs, labels):
                 outputs, loss = step_of(self.model, optimizer, same_shapes, losses, inputs, labels, weights)
-            self._note(outputs)
+            self.seen = self.seen or [kind_of(as_array(output)) for output in as_list(outputs)]
             # A train_minibatch_fn may have a loss of its own.
             value = losses.last if losses.last is not None else number(loss, "train_minibatch_fn")
             sums.add(value, self._metrics(outputs, labels), rows)
@@ -150,17 +124,13 @@ class _Trainer:
                 )
             raise
 
-    def _share_buffers(self) -> None:
-        """As running means of BatchNorm are those of a rank's own batches, all validate with those that are saved."""
-        self.hvd.broadcast_parameters(dict(self.model.named_buffers()), root_rank=0)
-
     def _validate(self, batches: Batches, epoch: int) -> dict[str, Any]:
         self.model.eval()
         sums = _Sums(len(self.training.metrics))
         with torch.no_grad():
             for batch, rows, _ in batches.of_epoch(epoch):
                 inputs, labels, weights = self._tensors(batch)
-                losses = self.losses.scaled(1.0)
+                losses = self.loss.scaled(1.0)
                 with self._explained(inputs, labels):
                     outputs, labels = same_shapes(self.model(*inputs), labels)
                     loss = losses(outputs, labels, weights)
@@ -192,51 +162,28 @@ class _Trainer:
                 values.append(sum(of_labels) / len(of_labels))
             return values
 
-    def _note(self, outputs: Any) -> None:
-        if not self.predictions:
-            self.predictions = [kind_of(as_array(output)) for output in as_list(outputs)]
-
-    def _look(self, epoch: int) -> None:
-        """How predictions look, where nothing was trained."""
-        self.model.eval()
-        with torch.no_grad():
-            for batch, _, _ in self.train_batches.of_epoch(epoch):
-                self._note(self.model(*self._tensors(batch)[0]))
-                break
-
     def _seed(self, epoch: int) -> None:
         """An epoch begins the same whether or not the run was interrupted before it; ranks differ."""
-        words = np.random.SeedSequence((self.training.seed, epoch, self.hvd.rank())).generate_state(3)
+        words = np.random.SeedSequence((self.run["seed"], epoch, self.hvd.rank())).generate_state(3)
         random.seed(int(words[0]))
         np.random.seed(words[1])
         torch.manual_seed(int(words[2]))
 
-    def _checkpoint(self) -> bytes:
+    def _content(self) -> bytes:
         state = self.optimizer.state_dict()
         groups = [dict(group) for group in state["param_groups"]]
-        for group in groups:
-            group["lr"] = group["lr"] / self.hvd.size()
+        scale_rates(groups, over=self.hvd.size())
         content = io.BytesIO()
         torch.save(
             {
                 "model": self.model.state_dict(),
                 "optimizer": {**state, "param_groups": groups},
                 "optimizer_class": self.optimizer_class,
-                "epochs": self.epochs_done,
-                "history": self.history,
-                "seed": self.training.seed,
+                **self.run,
             },
             content,
         )
         return content.getvalue()
-
-    def _save(self, content: bytes) -> None:
-        store = self.training.store
-        if not store.saving_runs:
-            return
-        with store.get_local_output_dir() as directory:
-            (Path(directory) / store.checkpoint_filename).write_bytes(content)
-            store.sync(directory)
 
 
 class _PartOfStep:
@@ -269,24 +216,6 @@ def _minibatch(
     return outputs, loss
 
 
-def same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The outputs as a list, and the labels with their shapes and types where they have as many numbers.
-
-    A label of shape (rows,) beside an output of shape (rows, 1) would make a loss over all pairs of rows.
-    """
-    found = as_list(outputs)
-    if len(found) != len(labels):
-        raise refused(
-            f"the model has {len(found)} outputs for {len(labels)} label columns: it must return a tensor for each.",
-            TrainingCode.CONTRADICTORY_ARGUMENTS,
-        )
-    fitting = []
-    for output, label in zip(found, labels, strict=True):
-        is_same = label.shape != output.shape and label.numel() == output.numel()
-        fitting.append(label.reshape(output.shape).to(output.dtype) if is_same else label)
-    return found, fitting
-
-
 class _Sums:
     """Losses and metrics of an epoch, each batch by its rows."""
 
@@ -301,11 +230,6 @@ class _Sums:
         count, *sums = hvd.allreduce(self._sums, op=hvd.Sum, name="epoch").tolist()
         loss, *metrics = (value / count if count else float("nan") for value in sums)
         return {"loss": loss, "all_metrics": metrics} if metrics else {"loss": loss}
-
-
-def _scale_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * factor
 
 
 def _line(record: dict[str, Any], epochs: int) -> str:

@@ -1,8 +1,9 @@
-"""Columns as tensors."""
+"""Columns as tensors, and what predicts with them in the executors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,3 +81,39 @@ def number(value: Any, what: str) -> float:
         return float(value.item() if isinstance(value, np.ndarray) else value)
     found = f"a tensor of the shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
     raise refused(f"{what} must return one number for a batch, such as the mean over its rows, not {found}.")
+
+
+class TorchPredictor:
+    """Predicts batches; its model is made where it is first used."""
+
+    def __init__(self, pickled: bytes, input_shapes: Sequence[Shape] | None) -> None:
+        self._pickled = pickled
+        self._input_shapes = input_shapes
+        self._model: torch.nn.Module | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_model": None}
+
+    def __call__(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        if self._model is None:
+            self._model = pickle.loads(self._pickled).eval()  # noqa: S301 - the user's own model
+        with torch.no_grad():
+            outputs = self._model(*inputs_of(arrays, self._input_shapes, floating_type(self._model)))
+        return [as_array(output) for output in as_list(outputs)]
+
+
+def predict_row(
+    features: Sequence[str], input_shapes: Sequence[Shape] | None
+) -> Callable[[Any, Any], list[torch.Tensor]]:
+    """A function (model, row)."""
+
+    def predict(model: Any, row: Any) -> list[torch.Tensor]:
+        arrays = [np.asarray([_plain(row[name])]) for name in features]
+        with torch.no_grad():
+            return as_list(model(*inputs_of(arrays, input_shapes, floating_type(model))))
+
+    return predict
+
+
+def _plain(value: Any) -> Any:
+    return value.toArray() if hasattr(value, "toArray") else value

@@ -1,17 +1,90 @@
-"""The loss of a batch: those of all labels together, weighted by label and by row."""
+"""What the ranks of both TorchEstimators do alike: that of horovod.spark.torch and that of horovod.spark.lightning.
+
+Devices, learning rates, the buffers of a validation, and the loss of a batch: those of all labels together, weighted by
+label and by row.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
+import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from horovod.base.errors import TrainingCode
 from horovod.spark.common.params import refused
-from horovod.spark.torch.tensors import number
+from horovod.spark.common.training import Trainer, Training, gpu_of_rank
+from horovod.spark.torch.tensors import as_list, number
+
+_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+
+
+@dataclass(kw_only=True)
+class ModuleTraining(Training):
+    """model: pickled with its optimizer. checkpoint: of the run that goes on; None: it begins."""
+
+    checkpoint: Any
+    losses: Sequence[Callable[..., Any]] | None
+    loss_constructors: Sequence[Callable[[], Any]] | None
+
+
+class ModuleTrainer(Trainer):
+    """A torch.nn.Module on one rank."""
+
+    training: ModuleTraining
+    device = torch.device("cpu")
+
+    def choose_device(self) -> str:
+        if self.training.use_gpu and torch.cuda.is_available():
+            self.device = torch.device("cuda", gpu_of_rank())
+        return self.device.type
+
+    def unpickled(self) -> tuple[Any, Any]:
+        """The model and its optimizer."""
+        model, optimizer = pickle.loads(self.training.model)  # noqa: S301 - what the driver has sent
+        return model, optimizer
+
+    def losses(self) -> Losses:
+        training = self.training
+        functions = training.losses or [make() for make in training.loss_constructors or ()]
+        return Losses(functions, training.loss_weights, self.device)
+
+
+def scale_rates(groups: Sequence[dict[str, Any]], times: float = 1, over: float = 1) -> None:
+    """The learning rates of an optimizer: in training those of one process times the number of ranks."""
+    for group in groups:
+        for name in _RATES:
+            if name in group:
+                group[name] = group[name] * times / over
+
+
+def share_buffers(module: torch.nn.Module) -> None:
+    """As running means of BatchNorm are those of a rank's own batches, all validate with those that are saved."""
+    import horovod.torch as hvd
+
+    hvd.broadcast_parameters(dict(module.named_buffers()), root_rank=0)
+
+
+def same_shapes(outputs: Any, labels: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The outputs as a list, and the labels with their shapes and types where they have as many numbers.
+
+    A label of shape (rows,) beside an output of shape (rows, 1) would make a loss over all pairs of rows.
+    """
+    found = as_list(outputs)
+    if len(found) != len(labels):
+        raise refused(
+            f"the model has {len(found)} outputs for {len(labels)} label columns: it must return a tensor for each.",
+            TrainingCode.CONTRADICTORY_ARGUMENTS,
+        )
+    fitting = []
+    for output, label in zip(found, labels, strict=True):
+        is_same = label.shape != output.shape and label.numel() == output.numel()
+        fitting.append(label.reshape(output.shape).to(output.dtype) if is_same else label)
+    return found, fitting
 
 
 class Losses:
