@@ -23,7 +23,7 @@ from .services.health import add_health_to_server
 from .services.hub import Hub
 from .services.jobs import JobsService
 from .services.membership import MembershipService
-from .services.negotiation import NegotiationService
+from .services.negotiation_service import NegotiationService
 from .services.peers import Peers
 from .services.sending import Sending, add_service_to_server
 from .store import Store

@@ -89,7 +89,7 @@ class Follower:
             return
         for share in record.shares:
             has_room = self._ahead.get(share.agent, 0) <= MOST_UNTAKEN_BYTES
-            ranks = self._of(share)
+            ranks = self._ranks_to_read(share)
             is_read = share.agent in self.readers and self._reads[share.agent][1].issuperset(ranks)
             if share.started and has_room and not is_read and not self._has_all(share) and ranks:
                 yield share
@@ -97,7 +97,7 @@ class Follower:
     def open_on(self, share: jobs_pb2.Share, reader: int) -> agents_pb2.ReadLog:
         """The request to the agent for its output, from where the last reader stopped."""
         self.readers[share.agent] = reader
-        self._reads[share.agent] = (share.generation, frozenset(self._of(share)))
+        self._reads[share.agent] = (share.generation, frozenset(self._ranks_to_read(share)))
         read = agents_pb2.ReadLog(
             reader=reader,
             job=self.job,
@@ -105,7 +105,7 @@ class Follower:
             until_now=self._request.until_now,
             window_bytes=WINDOW_BYTES,
         )
-        for rank in self._of(share):
+        for rank in self._ranks_to_read(share):
             log = rank, share.generation
             self._agent_of[log] = share.agent
             getattr(read, "from").add(rank=rank, position=self._positions.get(log, 0))
@@ -120,7 +120,7 @@ class Follower:
             return
         if self._request.output or self._request.until_now:
             for share in record.shares:
-                if share.started and share.agent in agents and not self._has_all(share) and self._of(share):
+                if share.started and share.agent in agents and not self._has_all(share) and self._ranks_to_read(share):
                     return
         self.end()
 
@@ -137,8 +137,8 @@ class Follower:
     def _has_all(self, share: jobs_pb2.Share) -> bool:
         return (share.agent, share.generation) in self._done
 
-    def _of(self, share: jobs_pb2.Share) -> list[int]:
-        """The ranks whose output is on that host, of those that are asked for."""
+    def _ranks_to_read(self, share: jobs_pb2.Share) -> list[int]:
+        """The ranks that the request asks for and whose output is on the host of `share`."""
         wanted = self._request.ranks
         return [rank for rank in (*share.slots, *share.left) if not wanted or rank in wanted]
 

@@ -46,12 +46,12 @@ from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import Guard, Store, TooLargeError
 from horovod.protos.v1 import agents_pb2, membership_pb2, negotiation_pb2
 
+from .negotiation_session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
 from .orphans import Orphans
 from .outbox import Outbox
 from .outcomes import Outcomes
 from .peers import Peers
 from .serving import LEASE_S, Serving
-from .session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
 from .sights import FirstMessage, Sights
 from .stories import Stories
 from .streams import RefusedError

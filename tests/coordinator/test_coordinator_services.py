@@ -21,7 +21,7 @@ from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.parts import MAX_REQUEST_BYTES
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.coordinator.services.negotiation import MAX_MESSAGE_BYTES, combined
+from horovod.coordinator.services.negotiation_service import MAX_MESSAGE_BYTES, combined
 from horovod.coordinator.services.processes import own_namespace
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
 

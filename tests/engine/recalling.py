@@ -12,7 +12,7 @@ from world import EngineWorld
 from horovod.coordinator.core.agreement.ids import MAX_IDS, USUAL_IDS
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.protos.v1 import negotiation_pb2 as pb
-from horovod.worker.runtime.negotiation import to_message
+from horovod.worker.runtime.negotiator import to_message
 
 
 class Coordinator:

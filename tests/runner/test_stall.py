@@ -52,7 +52,7 @@ def when_logged(words, act):
         if words in record.getMessage():
             act()
         return True
-    logging.getLogger("horovod.worker.runtime.negotiation").addFilter(look)
+    logging.getLogger("horovod.worker.runtime.negotiator").addFilter(look)
 
 hvd.init()
 if used_before:

@@ -19,7 +19,7 @@ from runtime_harness import threads_of_streams
 from horovod.base.errors import EngineCode, WorldCode
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.grpc_threads import GrpcThreads
-from horovod.worker.runtime.negotiation import CoordinatorLink, Negotiator, to_message
+from horovod.worker.runtime.negotiator import CoordinatorLink, Negotiator, to_message
 
 EPOCH = 7
 
@@ -156,7 +156,7 @@ class Setup:
 
 @pytest.fixture
 def setup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    monkeypatch.setattr("horovod.worker.runtime.negotiation.CLOSE_SECONDS", 0.1)  # this server never ends a stream
+    monkeypatch.setattr("horovod.worker.runtime.negotiator.CLOSE_SECONDS", 0.1)  # this server never ends a stream
     made = Setup(**getattr(request, "param", {}))
     yield made
     made.engine.items.put(None)
@@ -340,7 +340,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead_s = 0.0
-        monkeypatch.setattr("horovod.worker.runtime.negotiation.time", self)
+        monkeypatch.setattr("horovod.worker.runtime.negotiator.time", self)
 
     def monotonic(self) -> float:
         return time.monotonic() + self.ahead_s

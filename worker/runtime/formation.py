@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from horovod.protos.v1 import membership_pb2
     from horovod.worker.runtime.local_member import LocalMember
     from horovod.worker.runtime.mesh import Listeners
-    from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.negotiator import Negotiator
     from horovod.worker.runtime.past_world import LastWorld
     from horovod.worker.runtime.session import Session
 
@@ -295,7 +295,7 @@ def _await_peers(segment: Segment, peers: int, world: World, member: LocalMember
 def _negotiate(settings: Settings, world: World, session: Session, engine: Engine) -> Negotiator:
     from horovod.protos.v1 import negotiation_pb2
     from horovod.worker.runtime.first_step import FirstStep
-    from horovod.worker.runtime.negotiation import REPORTS_PER_S, Negotiator
+    from horovod.worker.runtime.negotiator import REPORTS_PER_S, Negotiator
 
     member = session.member
     negotiator = Negotiator(

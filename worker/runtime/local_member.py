@@ -25,7 +25,7 @@ from horovod.worker.runtime.channel import explain, waiting_helps
 from horovod.worker.runtime.departures import Departures, tell
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams
-from horovod.worker.runtime.negotiation import CoordinatorLink
+from horovod.worker.runtime.negotiator import CoordinatorLink
 from horovod.worker.runtime.staying import stay
 from horovod.worker.runtime.witness import lives
 from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange, ignore_changes

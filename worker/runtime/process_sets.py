@@ -39,7 +39,7 @@ from horovod.worker.runtime.world import Endpoint, World
 if TYPE_CHECKING:
     from horovod._core import Engine, Segment
     from horovod.worker.runtime.mesh import Listeners
-    from horovod.worker.runtime.negotiation import Negotiator
+    from horovod.worker.runtime.negotiator import Negotiator
 
 log = logging.getLogger(__name__)
 

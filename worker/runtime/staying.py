@@ -2,7 +2,7 @@
 
 A stream that breaks is no end: another one is opened, on which the member proves that it belongs to the world
 (protos/v1/membership.proto). What was agreed goes on meanwhile, and also when all coordinators stay away
-(negotiation.py does the rest).
+(negotiator.py does the rest).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from horovod.base.frameworks import WITH_AN_API
 from horovod.frameworks_page import holes
-from horovod.frameworks_page.sources import options, source, values
+from horovod.frameworks_page.sources import module_source, options, values
 
 # Column, module, and its submodules with public names of their own.
 FRAMEWORKS = {one.name: f"horovod.{one.module}" for one in WITH_AN_API}
@@ -27,9 +27,9 @@ is in the [API](api.md).
 def public(framework: str) -> frozenset[str]:
     """The names of a framework's module; those of its submodules with a dot."""
     module = FRAMEWORKS[framework]
-    names = set(source(module).exported) | set(holes.MORE.get(framework, ()))
+    names = set(module_source(module).exported) | set(holes.MORE.get(framework, ()))
     for part in _PARTS:
-        names |= {f"{part}.{name}" for name in source(f"{module}.{part}").exported}
+        names |= {f"{part}.{name}" for name in module_source(f"{module}.{part}").exported}
     return frozenset(names - set(_PARTS))
 
 

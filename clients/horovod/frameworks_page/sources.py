@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parents[1]
 Definition = ast.FunctionDef | ast.ClassDef
 
 
-class Source:
+class ModuleSource:
     """A module of this package, by its name: "horovod.torch"."""
 
     def __init__(self, name: str) -> None:
@@ -38,7 +38,7 @@ class Source:
             case ast.Constant(value=str(name)):
                 return [name]
             case ast.Starred(value=ast.Attribute(value=ast.Name(id=module), attr="__all__")):
-                return source(self._imports[module]).exported
+                return module_source(self._imports[module]).exported
         raise AssertionError(f"{self._file}: {ast.unparse(element)} in __all__ is not understood")
 
     @functools.cached_property
@@ -58,22 +58,24 @@ class Source:
                 return node
         if (whole := self._imports.get(name)) is not None:
             module, _, original = whole.rpartition(".")
-            return source(module).definition(original) if source(module).exists else None
+            return module_source(module).definition(original) if module_source(module).exists else None
         for node in self._tree.body:
-            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*" and name in source(node.module).exported:
-                return source(node.module).definition(name)
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                starred = module_source(node.module)
+                if name in starred.exported:
+                    return starred.definition(name)
         return None
 
 
 @functools.cache
-def source(name: str | None) -> Source:
+def module_source(name: str | None) -> ModuleSource:
     assert name is not None, "relative imports are not understood"
-    return Source(name)
+    return ModuleSource(name)
 
 
 def options(module: str, name: str) -> dict[str, bool]:
     """The arguments of a function or of a class's constructor, and whether each may be left out."""
-    definition = source(module).definition(name)
+    definition = module_source(module).definition(name)
     if isinstance(definition, ast.ClassDef):
         made = (node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         definition = next(made, None)
@@ -88,7 +90,7 @@ def options(module: str, name: str) -> dict[str, bool]:
 
 def values(module: str, name: str) -> list[str]:
     """What a class holds as attributes: Compression.none, Compression.fp16 ..."""
-    definition = source(module).definition(name)
+    definition = module_source(module).definition(name)
     body = definition.body if isinstance(definition, ast.ClassDef) else []
     targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
     return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]

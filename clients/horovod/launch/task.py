@@ -268,12 +268,12 @@ class _Files:
         for descriptor in (self._function, self._result):
             os.set_inheritable(descriptor, False)  # processes that the function starts are not to inherit them
 
-    def fetch(self) -> bytes:
+    def fetch_function(self) -> bytes:
         content = read(self._function)
         os.close(self._function)
         return content
 
-    def deliver(self, content: bytes) -> None:
+    def send_result(self, content: bytes) -> None:
         write(self._result, content)
 
 
@@ -283,14 +283,14 @@ class _Coordinator:
     def __init__(self) -> None:
         self._settings = resolve()
 
-    def fetch(self) -> bytes:
+    def fetch_function(self) -> bytes:
         from horovod.coordinator.services.exchange import FETCH
 
         with self._channel() as channel:
             fetch: Any = channel.unary_stream(FETCH)
             return b"".join(fetch(b"", **self._options()))
 
-    def deliver(self, content: bytes) -> None:
+    def send_result(self, content: bytes) -> None:
         from horovod.coordinator.services.exchange import DELIVER, PIECE_BYTES
 
         pieces = (content[at : at + PIECE_BYTES] for at in range(0, len(content), PIECE_BYTES))
@@ -333,9 +333,9 @@ def _of_another_python(of_caller: tuple[int, int]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Runs the function; the exit code."""
-    way = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
+    caller = _Coordinator() if arguments == [BY_COORDINATOR] else _Files(arguments)
     try:
-        stream = io.BytesIO(way.fetch())
+        stream = io.BytesIO(caller.fetch_function())
         python, of_caller = pickle.load(stream)  # noqa: S301
         if python != PYTHON:
             raise RuntimeError(_of_another_python(python))
@@ -356,5 +356,6 @@ def main(arguments: list[str]) -> int:
         # A peer that noticed may end first and have this rank stopped, which must not cut its account short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         result = Result(b"", f"{type(error).__name__}: {error}", traceback.format_exc(), at_s)
-    way.deliver(pickle.dumps(astuple(result)))  # as a tuple, because the class has another name on the other side
+    # The result is sent as a tuple: this module is `__main__` here, so the caller could not unpickle its class.
+    caller.send_result(pickle.dumps(astuple(result)))
     return 0 if result.error is None else 1

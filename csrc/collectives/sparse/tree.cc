@@ -112,8 +112,8 @@ bool Tree::is_small(int64_t elements) const {
 }
 
 Status Tree::fold(Range range) {
-  if (is_folded()) return trade(place_ - power_, range, {range.begin, range.begin}, 1.0);
-  return folds() ? trade(place_ + power_, {range.begin, range.begin}, range, 1.0) : Status();
+  if (is_folded()) return exchange_and_reduce(place_ - power_, range, {range.begin, range.begin}, 1.0);
+  return folds() ? exchange_and_reduce(place_ + power_, {range.begin, range.begin}, range, 1.0) : Status();
 }
 
 Status Tree::unfold(const mesh::Slice& mine, const mesh::Slice& theirs) {
@@ -132,7 +132,7 @@ Status Tree::unfold(const mesh::Slice& mine, const mesh::Slice& theirs) {
 Status Tree::double_up(Range range) {
   if (is_folded()) return {};
   for (int distance = 1; distance < power_; distance *= 2) {
-    HVD_TRY(trade(place_ ^ distance, range, range, postscale_at(distance)));
+    HVD_TRY(exchange_and_reduce(place_ ^ distance, range, range, postscale_at(distance)));
   }
   return {};
 }
@@ -144,7 +144,8 @@ Status Tree::halve(std::span<const int64_t> bounds) {
     const size_t middle = (first + last) / 2;
     const Range lower{bounds[first], bounds[middle]}, upper{bounds[middle], bounds[last]};
     const bool keeps_lower = (place_ & distance) == 0;
-    HVD_TRY(trade(place_ ^ distance, keeps_lower ? upper : lower, keeps_lower ? lower : upper, postscale_at(distance)));
+    HVD_TRY(exchange_and_reduce(place_ ^ distance, keeps_lower ? upper : lower, keeps_lower ? lower : upper,
+                                postscale_at(distance)));
     (keeps_lower ? last : first) = middle;
   }
   return {};
@@ -169,7 +170,7 @@ Status Tree::gather(std::span<const int64_t> bounds) {
 
 // Sends this member's elements of one range to another member, and reduces its elements of another one, or of the same,
 // with what comes from there.
-Status Tree::trade(int other, Range sent, Range reduced, double postscale) {
+Status Tree::exchange_and_reduce(int other, Range sent, Range reduced, double postscale) {
   const int peer = members_[static_cast<size_t>(other)];
   const Pieces to(sent.size(), item_), from(reduced.size(), item_);
   const int64_t count = std::max(to.count, from.count);

@@ -65,7 +65,7 @@ class Tree {
   Status double_up(Range range);
   Status halve(std::span<const int64_t> bounds);
   Status gather(std::span<const int64_t> bounds);
-  Status trade(int other, Range sent, Range reduced, double postscale);
+  Status exchange_and_reduce(int other, Range sent, Range reduced, double postscale);
   void reduce(int other, Range piece, const std::byte* arrived, double postscale);
   double postscale_at(int distance) const { return 2 * distance == power_ ? reduction_.postscale : 1.0; }
 
