@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from etcd_server import Etcd, ctl
+from event_words import AGENT_SERVES
 from partitions import Partitions
 from replicas import Replica
 from resources import eventually
@@ -116,7 +117,7 @@ class AgentSite:
         options = ("--slots", "1", "--gpus", "", "--state-dir", str(self._folder / name), *options)
         process = self._agents[host] = self._start(host, *command, *options)
         assert process.stdout is not None
-        assert process.stdout.readline() == f"horovod-worker serves 1 slots as {name}\n", process.communicate()[1]
+        assert process.stdout.readline() == f"{AGENT_SERVES} 1 slots as {name}\n", process.communicate()[1]
 
     def kill_agent(self, host: int) -> None:
         self._agents[host].kill()

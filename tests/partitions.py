@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from etcd_server import Etcd, ctl, ctl_command
+from event_words import WAS_LOST
 from fault_training import TORCH_SCRIPT, Training, undisturbed
 from replicas import Replica, server_of
 from runtime_harness import Program
@@ -155,7 +156,7 @@ class Site:
     def ends_alike(self, training: Training) -> None:
         """Nobody was lost, and the result is that of an undisturbed run."""
         kinds, result = training.end()
-        assert not self.said("was lost"), self.said("was lost")
+        assert not self.said(WAS_LOST), self.said(WAS_LOST)
         assert len(check_history(self.history(), "default")) == 1
         assert result == undisturbed(self.addresses, kinds, "undisturbed", training.prefixes, training.script)
 

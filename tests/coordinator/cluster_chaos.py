@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from event_words import WAITS_FOR_HOSTS
 from test_cluster import QUEUED, RUNNING, Story
 
 from horovod.coordinator.core.cluster.cluster import Cluster
@@ -378,7 +379,7 @@ class ClusterChaos(Story):
                 self._finish(job)
             self._settle()
         for job in self._jobs():
-            assert self.sentence(job).startswith("It waits for more hosts") or self.state(job) == RUNNING, (
+            assert self.sentence(job).startswith(WAITS_FOR_HOSTS) or self.state(job) == RUNNING, (
                 f"{job} is {self.state(job)}: {self.sentence(job)}"
             )
             assert not self.cluster.jobs[job].has_slots

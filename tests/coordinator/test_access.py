@@ -13,6 +13,7 @@ from certificates import Authority
 from coordinator_builders import op
 from coordinator_client import Crew, Stream
 from error_codes import ends_with
+from event_words import IN_THE_CLEAR
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -197,7 +198,7 @@ def test_exposure_of_the_store(hosts: str, options: str, is_sealed: bool, insecu
 def test_the_embedded_one_off_loopback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with EmbeddedCoordinator("0.0.0.0:0") as coordinator:
         assert coordinator.token, "it has made one"
-    assert "travels in the clear" in caplog.text
+    assert IN_THE_CLEAR in caplog.text
     caplog.clear()
     with EmbeddedCoordinator("0.0.0.0:0", tls=Authority(tmp_path).server(mutual=True)):
         pass

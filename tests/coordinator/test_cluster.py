@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from error_codes import ends_with
+from event_words import WAITS_FOR_HOSTS, WAITS_FOR_ROOM, tells
 
 from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded
 from horovod.coordinator.core.cluster.cluster import Cluster
@@ -200,8 +201,9 @@ def test_the_queue_is_first_in_first_out() -> None:
     story.submit("b", 2)
     story.submit("c", 1)  # there is room for it, but b was first
     assert [story.state(job) for job in "abc"] == [RUNNING, QUEUED, QUEUED]
-    assert story.sentence("b") == ("It waits for room: it asks for 2 slots, and there is room for 1 on 1 host (h1:1).")
-    assert story.sentence("c") == "It waits behind job b."
+    assert story.sentence("b").startswith(WAITS_FOR_ROOM)
+    assert tells(story.sentence("b"), "2 slots", "h1:1")
+    assert tells(story.sentence("c"), "job b")
     story.report("h1", "a", {0: 0, 1: 0, 2: 0}, over=True)
     assert [story.state(job) for job in "abc"] == [SUCCEEDED, RUNNING, RUNNING]
 
@@ -212,7 +214,8 @@ def test_a_job_that_no_host_could_hold_keeps_nobody_waiting() -> None:
     story.submit("a", 8)
     story.submit("b", 2)
     assert [story.state(job) for job in "ab"] == [QUEUED, RUNNING]
-    assert story.sentence("a").startswith("It waits for more hosts: it asks for 8 slots")
+    assert story.sentence("a").startswith(WAITS_FOR_HOSTS)
+    assert tells(story.sentence("a"), "8 slots")
     story.agent("h2", slots=8)
     assert story.state("a") == RUNNING
 

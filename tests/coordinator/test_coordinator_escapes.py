@@ -42,7 +42,7 @@ def test_what_is_printable() -> None:
 def test_the_reason_of_a_goodbye(crew: Crew) -> None:
     members = crew.world(2)
     members[0].leave(EVIL)
-    assert members[1].event("gone").sentence == f"Rank 0 (pid 1) on host node-a left: {ESCAPED}."
+    assert members[1].event("gone").sentence.endswith(f": {ESCAPED}.")
 
 
 @pytest.mark.parametrize("fields", [{"job": EVIL}, {"host": EVIL}, {"options": {EVIL: "1"}}])

@@ -19,6 +19,7 @@ import pytest
 from coordinator_builders import op
 from coordinator_client import Crew
 from error_codes import ends_with
+from event_words import LISTENING
 
 from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
 from horovod.coordinator.__main__ import main
@@ -238,7 +239,7 @@ def test_the_program_serves_until_it_is_told_to_stop(number: signal.Signals) -> 
     with coordinator_process("--listen", "127.0.0.1:0") as process:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("horovod-coordinator is listening on 127.0.0.1:")
+        assert line.startswith(f"horovod-coordinator {LISTENING} 127.0.0.1:")
         with Crew(line.split()[-1]) as crew:
             crew.world(2)
             process.send_signal(number)

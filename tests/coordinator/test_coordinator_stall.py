@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from coordinator_builders import op
 from error_codes import ends_with
+from event_words import tells
 from test_coordinator_blocked import agreed
 from test_coordinator_negotiation import Ranks
 
@@ -193,12 +194,11 @@ def test_the_report() -> None:
     watch = StallWatch(StallTimes(60.0, 0.0))
     names = [f"allreduce.{index}" for index in range(7)]
     warning = watch.look([*(stall(61.0, 2, name=name) for name in names), stall(61.0, 0)], 61.0).warning
-    assert warning == (
-        "One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting "
-        "for remainder of ranks for more than 60 seconds. The missing ranks are slow or stuck, or do not call the same "
-        "operations.\nMissing ranks:\n0: [allreduce.x]\n"
-        "2: [allreduce.0, allreduce.1, allreduce.2, allreduce.3, allreduce.4, allreduce.5 ...]"
-    )
+    assert "60 seconds" in warning
+    assert warning.splitlines()[-2:] == [
+        "0: [allreduce.x]",
+        "2: [allreduce.0, allreduce.1, allreduce.2, allreduce.3, allreduce.4, allreduce.5 ...]",
+    ]
 
 
 def test_a_report_of_many_ranks_stays_short() -> None:
@@ -259,7 +259,4 @@ def test_times(options: dict[str, str], times: StallTimes, shortest_s: float) ->
 def test_a_shutdown_before_the_warning_is_ignored_in_words() -> None:
     times, sentence = times_of({"stall_check_seconds": "60.0", "stall_shutdown_seconds": "30.0"})
     assert times == StallTimes(60.0, 0.0)
-    assert sentence == (
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=30 is ignored: it is less than HOROVOD_STALL_CHECK_TIME_SECONDS=60, the "
-        "time of the warning. A stall will not shut the job down."
-    )
+    assert tells(sentence, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=30", "HOROVOD_STALL_CHECK_TIME_SECONDS=60")

@@ -23,6 +23,7 @@ from certificates import Authority
 from coordinator_builders import op
 from coordinator_client import Crew
 from error_codes import ends_with
+from event_words import ATTACHED_AGAIN, EPOCH_BEGAN, IN_THE_CLEAR
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
@@ -114,10 +115,10 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         page = read(f"{url}/", coordinator.web_token)[1]
         assert "<td>node-b</td><td>42</td>" in page
         assert "<td>1,048,576</td><td>2.5</td>" in page
-        assert "Epoch 1 began with 2 members on hosts node-a and node-b, " in page
+        assert f"Epoch 1 {EPOCH_BEGAN} 2 members" in page
         second.leave()
         first.event("gone")
-        assert "Epoch 1: rank 1 (pid 42) on host node-b left: " in read(f"{url}/", coordinator.web_token)[1]
+        assert "Epoch 1: rank 1 (pid 42) on host node-b" in read(f"{url}/", coordinator.web_token)[1]
         stranger = crew.member("m2", job="", size=2)
         assert stranger.membership.next().HasField("refused")
         metrics = read(f"{url}/metrics", coordinator.web_token)[1]
@@ -246,9 +247,9 @@ def test_the_program_shows_pages_and_logs_in_json(tmp_path: Path) -> None:
         finally:
             process.kill()
     found = [json.loads(line) for line in lines]
-    attached = [line for line in found if "attached again" in line["message"]]
+    attached = [line for line in found if ATTACHED_AGAIN in line["message"]]
     assert [(line["job"], line["epoch"], line["rank"]) for line in attached] == [("logged", 1, 0), ("logged", 1, 1)]
-    formed = next(line for line in found if "began with 2 members" in line["message"])
+    formed = next(line for line in found if f"{EPOCH_BEGAN} 2 members" in line["message"])
     assert (formed["level"], formed["job"], formed["epoch"]) == ("info", "logged", 1)
 
 
@@ -281,7 +282,7 @@ def test_an_embedded_one_shows_nothing_to_strangers(caplog: pytest.LogCaptureFix
             assert read(url + page, coordinator.token)[0] == 401, "the members' token is another one"
             assert read(url + page, READERS)[0] == 200
         assert read(f"{url}/healthz")[0] == 200
-    assert "without TLS it travels in the clear" in caplog.text
+    assert IN_THE_CLEAR in caplog.text
     caplog.clear()
     with EmbeddedCoordinator(web_listen="0.0.0.0:0", insecure=True) as coordinator:
         assert read(coordinator.web_address.replace("0.0.0.0", "127.0.0.1"))[0] == 200
@@ -360,7 +361,7 @@ def test_pages_over_https_with_a_certificate_that_is_renewed(tmp_path: Path, cap
             assert read(f"{address}/metrics", READERS, authority=ours.file)[0] == 200
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             read(url, authority=other.file)
-        assert "in the clear" not in caplog.text
+        assert IN_THE_CLEAR not in caplog.text
         renewed = other.issue("renewed", "127.0.0.1", "localhost")
         Path(tls.cert).write_bytes(Path(renewed.cert).read_bytes())
         assert read(f"{url}/healthz", authority=ours.file)[0] == 200, "the key is still the old one's"

@@ -90,7 +90,7 @@ def test_it_waits_for_as_many_as_its_launcher_has_started() -> None:
     story.come_all("ab")
     story.pass_time(9.0)
     assert not story.has_world("a1")
-    assert "waiting for 1 more" in story.progress("a1")[-1]
+    assert "1 more" in story.progress("a1")[-1]
     story.come_all("c")
     assert story.names("a") == "abc"
 
@@ -99,16 +99,16 @@ def test_what_is_missing_is_told() -> None:
     story = Elastic(fewest=3, most=4, size=4)
     story.come_all("ab")
     story.pass_time(1.0)
-    assert "waiting for 2 more" in story.progress("a1")[-1]
+    assert "2 more" in story.progress("a1")[-1]
     story.pass_time(11.0)
     story.pass_time(1.0)
-    assert "waiting for 1 more" in story.progress("a1")[-1]
+    assert "1 more" in story.progress("a1")[-1]
     story.come_all("c")
     story.pass_time(11.0)
     story.lose("a1")
     story.again("bc")
     story.pass_time(1.0)
-    assert "waiting for 1 more" in story.progress("b2")[-1]
+    assert "1 more" in story.progress("b2")[-1]
 
 
 def test_it_begins_without_those_that_are_too_late() -> None:

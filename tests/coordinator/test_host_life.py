@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from error_codes import ends_with
+from event_words import SET_ASIDE, tells
 from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, report
 
 from horovod.base.errors import LaunchCode
@@ -159,11 +160,12 @@ def test_a_job_goes_to_another_host() -> None:
     story.agent("h2")
     story.submit("j", 2)
     story.told()
-    assert story.fails_to_start("h1", "j") == [f"Host h1 is set aside for 30 s, since it failed: {NO_SPACE}."]
+    (aside,) = story.fails_to_start("h1", "j")
+    assert tells(aside, "Host h1", "30 s", NO_SPACE)
     assert story.told() == [("h1", "forget"), ("h2", "start")]
     story.submit("k", 2)
     assert story.state("k") == QUEUED
-    assert story.sentence("k").endswith(f"Set aside for now: h1 ({NO_SPACE}).")
+    assert story.sentence("k").endswith(f"{SET_ASIDE}: h1 ({NO_SPACE}).")
 
 
 def test_a_host_is_tried_again_later_and_later() -> None:
@@ -176,7 +178,8 @@ def test_a_host_is_tried_again_later_and_later() -> None:
     assert story.state("j") == QUEUED
     story.tick(2)
     assert story.state("j") == RUNNING
-    assert story.fails_to_start("h1", "j") == [f"Host h1 is set aside for 60 s, since it failed: {NO_SPACE}."]
+    (aside,) = story.fails_to_start("h1", "j")
+    assert tells(aside, "Host h1", "60 s", NO_SPACE)
     story.tick(61)
     story.report("h1", "j", {0: None, 1: None})
     story.report("h1", "j", {0: 0, 1: 0}, over=True)
@@ -222,7 +225,7 @@ def test_a_host_that_says_it_is_unfit_gets_nothing_until_it_says_otherwise() -> 
     story.do(story.cluster.fitness("h1", "its disk is full", story.now_s, story.wall_s))
     story.tick(100)
     assert story.state("j") == QUEUED
-    assert story.sentence("j").endswith("Set aside for now: h1 (its disk is full).")
+    assert story.sentence("j").endswith(f"{SET_ASIDE}: h1 (its disk is full).")
     story.do(story.cluster.fitness("h1", "", story.now_s, story.wall_s))
     assert story.state("j") == RUNNING
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from error_codes import ends_with
+from event_words import WOULD_WAIT, tells
 from test_cluster import ENDING, FAILED, RUNNING, STOPPED, SUCCEEDED, Story
 
 from horovod.base.errors import ClusterCode, LaunchCode, code_of
@@ -202,9 +203,7 @@ def test_workers_stay_whole() -> None:
     hosts = [Capacity("h1", 3), Capacity("h2", 5)]
     parts = place(Resources(6, together=2), hosts)
     assert [(part.host, part.first_rank, part.count) for part in parts] == [("h1", 0, 2), ("h2", 2, 4)]  # type: ignore[union-attr]
-    assert place(Resources(8, together=2), hosts) == (
-        "it asks for 4 workers with 2 slots each, and there is room for 3 on 2 hosts (h1:1 and h2:2)."
-    )
+    assert tells(str(place(Resources(8, together=2), hosts)), "4 workers", "2 slots", "room for 3", "h1:1", "h2:2")
     assert place(Resources(2, together=1, worker_slots=3), hosts) == place(
         Resources(2, together=1, worker_slots=3), hosts[::-1]
     )
@@ -227,9 +226,9 @@ def test_where_a_job_would_go(story: LinesStory) -> None:
     assert [(share.agent, list(share.slots)) for share in record.shares] == [("h1", [0, 1])]
     assert not story.cluster.jobs
     story.do(story.cluster.submit("first", spec, 0, 0))
-    assert story.cluster.placement(spec).sentence.startswith("It would wait for room: it asks for 2 slots")
+    assert tells(story.cluster.placement(spec).sentence, WOULD_WAIT, "for room", "2 slots")
     spec.processes = 3
-    assert story.cluster.placement(spec).sentence.startswith("It would wait for more hosts: it asks for 3 slots")
+    assert tells(story.cluster.placement(spec).sentence, WOULD_WAIT, "for more hosts", "3 slots")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import grpc
 import pytest
 from certificates import Authority
 from error_codes import ends_with
+from event_words import NO_COORDINATOR_THERE, tells
 from test_runtime_session import request
 
 from horovod.base.errors import AccessCode, SettingCode
@@ -113,7 +114,7 @@ def test_who_is_not_known_is_told_nothing(
         with caplog.at_level(logging.WARNING):
             assert not believes(ours.server(mutual=True), membership_pb2.Serving(replica="r", address=address))
         assert impostor.told == []
-        assert f"The process at {address}, where a coordinator of this store is said to be" in caplog.text
+        assert tells(caplog.text, address, NO_COORDINATOR_THERE)
         assert words in caplog.text
     finally:
         server.stop(None).wait()
@@ -123,7 +124,7 @@ def test_one_that_is_gone_is_not_believed_without_a_word(
     ours: Authority, serving: membership_pb2.Serving, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert not believes(ours.server(mutual=True), membership_pb2.Serving(replica="r", address="127.0.0.1:9"))
-    assert "is said to be" not in caplog.text
+    assert NO_COORDINATOR_THERE not in caplog.text
 
 
 def test_certificates_that_were_renewed_are_shown(ours: Authority, other: Authority, tmp_path: Path) -> None:

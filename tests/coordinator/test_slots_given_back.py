@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic_story import Elastic, two_of_two
+from event_words import SLOTS_COME_BACK, tells
 from test_cluster import QUEUED, RUNNING, SUCCEEDED, report
 
 from horovod.protos.v1 import jobs_pb2
@@ -26,8 +27,8 @@ def test_a_job_that_waits_gets_the_last_slots_of_one_that_has_grown() -> None:
     story.submit("other", 2)
     assert story.leaves() == [("h2", [(2, 1), (3, 1)])]
     assert (story.state("other"), story.state("j")) == (QUEUED, RUNNING)
-    assert story.sentence("other").endswith("Other jobs are giving slots back.")
-    assert story.sentence("j") == "Slots 2 and 3 on host h2 are to be given back, since job other waits for room."
+    assert story.sentence("other").endswith(SLOTS_COME_BACK)
+    assert tells(story.sentence("j"), "Slots 2 and 3 on host h2", "job other")
     story.tick(1)
     story.runs("h2", {2: None, 3: 143})
     assert story.slots() == {"h1": [0, 1], "h2": [2]}

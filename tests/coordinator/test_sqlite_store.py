@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from error_codes import ends_with
+from event_words import LISTENING
 from other_user import OTHER_USER, start_as_other_user
 from test_store_conformance import WAIT_S, take
 
@@ -380,7 +381,7 @@ def test_signals_stop_a_coordinator_that_leaves_a_closed_file(path: Path) -> Non
     command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0", "--store", f"sqlite:{path}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert "is listening on" in process.stdout.readline()
+    assert LISTENING in process.stdout.readline()
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0
     process.stdout.close()

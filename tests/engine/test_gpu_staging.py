@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from error_codes import ends_with
+from event_words import NO_NCCL, THROUGH_HOST_MEMORY
 from gpu_world import GpuMember, GpuWorld, StandIns, ended
 from resources import eventually
 from world import (
@@ -99,7 +100,7 @@ def test_what_nccl_can_not_do_is_done_by_the_host(
         world.run(lambda m: m.allreduce(np.ones(4, np.float32)))
         assert libraries.count("groups") == groups + 4
         [sentence] = {sentence for _, worth_saying, sentence in world.negotiator.notes if not worth_saying}
-        assert sentence.startswith("allreduce.gpu goes through the host's memory: ")
+        assert sentence.startswith(f"allreduce.gpu goes {THROUGH_HOST_MEMORY}: ")
         assert why in sentence
 
 
@@ -128,10 +129,8 @@ def test_one_rank_without_nccl_decides_for_all(libraries: StandIns) -> None:
         assert libraries.count("groups") == groups
         for rank, worth_saying, sentence in world.negotiator.notes:
             assert worth_saying == (rank == 0)
-            assert sentence.startswith(
-                "GPU tensors of the world go through the host's memory, for the reason of rank 1 "
-            )
-            assert "There is no NCCL on this host: " in sentence
+            assert sentence.startswith(f"GPU tensors of the world go {THROUGH_HOST_MEMORY}, for the reason of rank 1 ")
+            assert f"{NO_NCCL}: " in sentence
         assert sorted(rank for rank, *_ in world.negotiator.notes) == [0, 1, 2]
 
 

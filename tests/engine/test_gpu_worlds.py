@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiers
 from error_codes import ends_with
+from event_words import NO_NCCL, THROUGH_HOST_MEMORY
 from gpu_world import Gpu, GpuMember, StandIns
 from native_builds import gpu_libraries
 from processes import Processes
@@ -204,10 +205,10 @@ def test_the_log_says_why_there_is_no_nccl(libraries: StandIns, caplog: pytest.L
     with caplog.at_level("INFO", logger="horovod"):
         made.run(lambda member: member.allreduce(np.ones(4, np.float32)))
         made.close()
-    said = [record.getMessage() for record in caplog.records if "through the host's memory" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if THROUGH_HOST_MEMORY in record.getMessage()]
     assert len(said) == 1
-    assert "GPU tensors of the world go through the host's memory, for the reason of rank 0 " in said[0]
-    assert "There is no NCCL on this host: " in said[0]
+    assert f"GPU tensors of the world go {THROUGH_HOST_MEMORY}, for the reason of rank 0 " in said[0]
+    assert f"{NO_NCCL}: " in said[0]
 
 
 @pytest.mark.parametrize("trio", [True], ids=["nccl"], indirect=True)

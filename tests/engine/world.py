@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from event_words import NO_GLOO
 
 from horovod import _core
 
@@ -194,7 +195,7 @@ class EngineWorld:
     ) -> None:
         labels = [f"rank {rank} (thread {rank}) on host here" for rank in range(size)]
         if transport == "gloo":
-            if "has no Gloo" in _core.gloo_obstacle():
+            if NO_GLOO in _core.gloo_obstacle():
                 pytest.skip("built without Gloo (libgloo-dev was not there)")
             options["gloo"] = 1
         if transport in SPARSE:

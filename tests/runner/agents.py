@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import psutil
+from event_words import AGENT_SERVES
 
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -111,7 +112,7 @@ class Agents:
             env=self.environ,
         )
         assert process.stdout is not None
-        assert process.stdout.readline() == f"horovod-worker serves {slots} slots as {name}\n", process.communicate()[1]
+        assert process.stdout.readline() == f"{AGENT_SERVES} {slots} slots as {name}\n", process.communicate()[1]
         return process
 
     @property

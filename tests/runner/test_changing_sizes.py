@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 import psutil
 import pytest
 from agents import AGENT, Agents
+from event_words import AGENT_SERVES, EPOCH_BEGAN, SLOTS_COME_BACK
 from launching import Launched
 from test_replaced_processes import ELASTIC
 
@@ -71,7 +72,7 @@ def test_a_job_goes_on_alone_and_takes_in_who_replaces_the_killed_one(horovodrun
     assert done.returncode == 0, done.stderr
     assert sizes(done.stdout, rank=0) == [2, 1, 2]
     assert done.stdout.count("took") == 2
-    assert "began with" not in done.stderr, "the story is for --verbose"
+    assert EPOCH_BEGAN not in done.stderr, "the story is for --verbose"
 
 
 @pytest.mark.parametrize("cooldown", [[], ["--blacklist-cooldown-range", "1", "1"]])
@@ -157,7 +158,7 @@ def test_slots_go_to_a_job_that_waits_and_come_back(tmp_path: Path, launch: Laun
         other_code, _, other_err = other.finish()
         code, out, err = launched.finish()
     assert other_code == 0, other_err
-    assert "Other jobs are giving slots back." in other_err
+    assert SLOTS_COME_BACK in other_err
     assert code == 0, err
     assert sizes("\n".join([*said, out]), rank=0) == [2, 1, 2]
     assert "given back" in err
@@ -205,7 +206,7 @@ def test_an_agent_that_belongs_to_a_launcher_is_told_of_its_slots(tmp_path: Path
             assert agent.stdout is not None
             agent.stdin.write(json.dumps(order) + "\n" + '{"slots": 3}\n{"slo')
             agent.stdin.flush()
-            assert agent.stdout.readline() == "horovod-worker serves 3 slots as h1\n"
+            assert agent.stdout.readline() == f"{AGENT_SERVES} 3 slots as h1\n"
             options = [*agents.options, "--verbose", sys.executable, "-c", "pass"]
             code, _, err = launch("-np", "3", *options, environ=agents.environ).finish()
             assert code == 0, err

@@ -16,6 +16,7 @@ import grpc
 import pytest
 from agents import Agents
 from error_codes import ends_with
+from event_words import WAITS_FOR_ROOM
 
 from horovod import __version__
 from horovod.base.errors import ClusterCode, LaunchCode
@@ -52,7 +53,7 @@ def test_the_life_of_a_detached_job(agents: Agents, horovodrun: Run, program: Pr
     waiting = run(*agents.options, "--detach", "--job-name", "second", "-np", "1", "true").stdout.strip()
     listing = json.loads(run("ps", *agents.options, "--output-format", "json").stdout)
     assert [(one["id"], one["state"]) for one in listing["jobs"]] == [(waiting, "queued"), (job, "running")]
-    assert listing["jobs"][0]["reason"].startswith("It waits for room: it asks for 1 slot, and there is room for 0")
+    assert listing["jobs"][0]["reason"].startswith(WAITS_FOR_ROOM)
     assert listing["hosts"][0]["free_slots"] == 0
     with go.open("w"):  # when rank 0 is there
         pass

@@ -13,6 +13,7 @@ import pytest
 from agents import Agents, CoordinatorProcess
 from certificates import Authority
 from error_codes import ends_with
+from event_words import NO_RANK_IS_LEFT, STOPPED_BY_LAUNCHER, tells
 from launching import Launched, still_alive
 from resources import eventually
 
@@ -54,7 +55,7 @@ def test_a_rank_that_fails_ends_those_on_other_hosts(agents: Agents, launch: Lau
     code, _, err = launch(*agents.options, "-np", "4", *program(source), environ=agents.environ).finish()
     assert code == 7
     assert "Rank 1 on host h1 (pid " in err
-    assert "ended with exit code 7; after that ranks 0, 2 and 3 were stopped by this launcher." in err
+    assert tells(err, "exit code 7", f"ranks 0, 2 and 3 were {STOPPED_BY_LAUNCHER}")
 
 
 def test_a_job_whose_environment_is_too_long_is_refused_and_others_run(agents: Agents, launch: Launch) -> None:
@@ -73,7 +74,7 @@ def test_ctrl_c_ends_the_job(agents: Agents, launch: Launch, program: Program) -
     launched.signal(signal.SIGINT)
     code, _, err = launched.finish()
     assert code == 128 + signal.SIGINT
-    assert "Stopped by SIGINT; no rank is left." in err
+    assert tells(err, "SIGINT", NO_RANK_IS_LEFT)
     assert still_alive(ranks) == []
 
 
@@ -246,7 +247,7 @@ def test_ranks_without_an_agent_are_ended(tmp_path: Path, launch: Launch, progra
         agents.add("h1")  # tells what it finds
         code, _, err = launched.finish()
         assert code == 128 + signal.SIGTERM
-        assert "ended by signal 15" in err or "stopped by this launcher" in err
+        assert "ended by signal 15" in err or STOPPED_BY_LAUNCHER in err
 
 
 def test_an_agent_that_drains_leaves_when_its_job_has_ended(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from subprocess import CompletedProcess
 
 import pytest
+from event_words import tells
 from test_found_hosts import follows  # noqa: F401 - a fixture
 
 from horovod.coordinator.core.world.overview import JobOverview
@@ -41,7 +42,7 @@ def test_it_is_told_when_a_spare_process_takes_a_place() -> None:
     told = [spares.seen(look) for look in looks]
     assert [bool(sentence) for sentence in told] == [False, False, False, False, True, False, False]
     saved = "2.5 s sooner than a new one could"
-    assert told[4] == f"spare process 2 has taken the place of what was lost, {saved}; the world has 2 members."
+    assert tells(str(told[4]), "spare process 2", saved, "2 members")
 
 
 def test_a_process_says_how_long_it_took_to_start() -> None:

@@ -17,6 +17,7 @@ from subprocess import CompletedProcess
 import pytest
 from certificates import Authority
 from error_codes import ends_with
+from event_words import tells
 from launching import DEADLINE_S
 
 from horovod.base.errors import AccessCode, ErrorCode, SettingCode, WorldCode
@@ -283,7 +284,8 @@ def test_horovodrun_in_each_of_several_processes_is_worth_a_word(
     command = ["-np", "1", sys.executable, "-c", SHOW]
     done = horovodrun(*command, environ=openmpi(0))
     assert done.stdout == "[0]<stdout>:0 1 0 1\n"
-    assert done.stderr.startswith("horovodrun: This is one of 2 processes that mpirun started, and each starts a job")
+    assert done.stderr.startswith("horovodrun: ")
+    assert tells(done.stderr, "2 processes", "mpirun")
     assert horovodrun(*command, environ=openmpi(1)).stderr == ""
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from error_codes import ends_with
+from event_words import AGAIN_TO_END_SOONER, NO_RANK_IS_LEFT, STOPPED_BY_LAUNCHER, tells
 from launching import LAUNCHER, Launched, shared_memory, still_alive
 from resources import eventually
 
@@ -63,7 +64,7 @@ signal.signal({int(signum)}, bye)
     code, out, err = launched.finish()
     assert code == 128 + signum
     assert sorted(out.splitlines()) == [f"[{rank}]<stdout>:got {int(signum)}" for rank in range(2)]
-    assert f"Stopped by {signum.name}; no rank is left." in err
+    assert tells(err, signum.name, NO_RANK_IS_LEFT)
     assert "Traceback" not in err
     assert still_alive(family) == []
     assert shared_memory() <= before
@@ -88,7 +89,7 @@ def test_ctrl_c_at_a_terminal(program: Program) -> None:
             break
     os.close(main)
     assert process.wait(60) == 130
-    assert b"press Ctrl-C again" in shown
+    assert AGAIN_TO_END_SOONER.encode() in shown
     assert b"KeyboardInterrupt" in shown  # in the ranks; the launcher shows no traceback of its own
     assert shown.count(b"Traceback") == shown.count(b"<stderr>:Traceback") == 2
     assert still_alive(family) == []
@@ -99,7 +100,7 @@ def test_the_second_and_third_ctrl_c_are_for_deaf_ranks(launch: Launch, program:
     family = ready(launched, 2)
     assert launched.process.stderr is not None
     launched.signal(signal.SIGINT)
-    assert "press Ctrl-C again" in launched.process.stderr.readline()
+    assert AGAIN_TO_END_SOONER in launched.process.stderr.readline()
     launched.signal(signal.SIGINT)
     while launched.process.poll() is None:  # signals of one kind merge, so send until it has seen enough
         launched.signal(signal.SIGINT)
@@ -118,7 +119,7 @@ def test_a_deaf_rank_is_killed_after_its_grace(launch: Launch, program: Program,
     family = ready(launched, 2)
     code, _, err = launched.finish()
     assert code == 4
-    assert "after that rank 0 was stopped by this launcher" in err
+    assert f"after that rank 0 was {STOPPED_BY_LAUNCHER}" in err
     assert still_alive(family) == []
 
 

@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 from agents import Agents
 from coordinator_client import Crew
 from error_codes import ends_with
+from event_words import EPOCH_BEGAN, WAS_LOST
 from test_changing_sizes import source
 
 from horovod.base.errors import ClusterCode
@@ -33,10 +34,10 @@ def story_in(err: str) -> list[str]:
 
 def check(told: list[str], host_0: str, host_1: str) -> None:
     """That of a job of two, whose rank 1 was killed and replaced."""
-    began = [line for line in told if " began with " in line]
-    assert re.match(r"Epoch 1 began with 2 members on hosts? .*, .* after the first of them came\.$", began[0])
+    began = [line for line in told if EPOCH_BEGAN in line]
+    assert re.match(rf"Epoch 1 {EPOCH_BEGAN} 2 members", began[0])
     (lost,) = [line for line in told if line.startswith("Epoch 1: ")]
-    assert re.match(rf"Epoch 1: rank 1 \(pid \d+\) on host {host_1} was lost: .*SIGKILL", lost)
+    assert re.match(rf"Epoch 1: rank 1 \(pid \d+\) on host {host_1} {WAS_LOST}: .*SIGKILL", lost)
     assert re.match(
         rf"Epoch 2 began with 1 member on host {host_0}, \d+ .* after rank 1 on host {host_1} was lost: the members of "
         r"epoch 1 keep their ranks\.$",

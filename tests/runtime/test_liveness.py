@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from event_words import ATTACHED_AGAIN, NOT_BACK, WAS_LOST
 from resources import descriptors, eventually
 from runtime_harness import allreduce_all, close_all, form_threads, threads_of_streams, world
 from stopped_jobs import ROUNDS, SHORT, UNSEEN, job, let_pass, port_of, stop_all
@@ -65,9 +66,9 @@ def test_connections_that_are_reset_are_no_news_for_anybody(transport: str, capl
         assert eventually(lambda: all_have_their_world(coordinator))
         for cut in range(1, 4):
             assert proxy.cut() == 2
-            assert eventually(lambda cut=cut: said(caplog, "is attached again") == 2 * cut)  # type: ignore[misc]
+            assert eventually(lambda cut=cut: said(caplog, ATTACHED_AGAIN) == 2 * cut)  # type: ignore[misc]
             ranks.works()
-        assert not said(caplog, "was lost")
+        assert not said(caplog, WAS_LOST)
 
 
 def test_connections_on_which_nothing_gets_through_any_more(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,10 +81,10 @@ def test_connections_on_which_nothing_gets_through_any_more(caplog: pytest.LogCa
         assert eventually(lambda: all_have_their_world(coordinator))
         assert proxy.mute() == 2
         for rank in range(2):  # on a busy machine a connection may miss such a short limit once more
-            back = f"Rank {rank} of job 'default' is attached again"
+            back = f"Rank {rank} of job 'default' {ATTACHED_AGAIN}"
             assert eventually(lambda back=back: said(caplog, back) >= 1)  # type: ignore[misc]
         ranks.works()
-        assert not said(caplog, "was lost")
+        assert not said(caplog, WAS_LOST)
 
 
 def test_a_member_that_is_cut_off_for_longer_than_the_grace_is_lost(
@@ -95,7 +96,7 @@ def test_a_member_that_is_cut_off_for_longer_than_the_grace_is_lost(
     ):
         assert eventually(lambda: all_have_their_world(coordinator))
         proxy.refuse()
-        assert eventually(lambda: said(caplog, "has not come back for") == 1)
+        assert eventually(lambda: said(caplog, NOT_BACK) == 1)
         ranks.tell(0, "after")
         text = ranks.programs[0].line()
         pid = ranks.programs[1].process.pid
@@ -111,8 +112,8 @@ def test_a_c_call_that_holds_the_gil_for_longer_than_all_limits(caplog: pytest.L
         job(coordinator.address, coordinator.token, limits=limits, script=UNSEEN + ROUNDS) as ranks,
     ):
         ranks.works(0, 5)  # a ping every 2 s, and 2 s for its answer
-        assert not said(caplog, "is attached again"), "a connection broke"
-        assert not said(caplog, "was lost")
+        assert not said(caplog, ATTACHED_AGAIN), "a connection broke"
+        assert not said(caplog, WAS_LOST)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -129,8 +130,8 @@ def test_a_rank_that_was_stopped_goes_on(
         ranks.tell(1, "during")
         assert [program.line() for program in ranks.programs] == ["2.0", "2.0"]
         ranks.works()
-        assert eventually(lambda: said(caplog, "Rank 1 of job 'default' is attached again") >= 1)
-        assert not said(caplog, "was lost")
+        assert eventually(lambda: said(caplog, f"Rank 1 of job 'default' {ATTACHED_AGAIN}") >= 1)
+        assert not said(caplog, WAS_LOST)
 
 
 def test_another_rank_of_its_host_vouches_for_one_that_was_stopped(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,16 +147,16 @@ def test_another_rank_of_its_host_vouches_for_one_that_was_stopped(caplog: pytes
         let_pass(2.5 * limits.reattach_grace_s)
         ranks.send_signal(1, signal.SIGCONT)
         ranks.works()
-        assert not said(caplog, "was lost")
+        assert not said(caplog, WAS_LOST)
         ranks.send_signal(1, signal.SIGKILL)
-        assert eventually(lambda: said(caplog, f"was lost: {PROCESS_ENDED}") == 1)
+        assert eventually(lambda: said(caplog, f"{WAS_LOST}: {PROCESS_ENDED}") == 1)
 
 
 def test_a_job_that_was_stopped_with_its_coordinator_goes_on() -> None:
     """First the ranks, so that the grace runs when the coordinator is stopped itself, for much longer than that."""
     errors = stop_all(grace_s=1.5, stall_s=3.0, stop_s=3.5)
     assert "was stopped for a while; its limits begin anew" in errors
-    assert not re.search("was lost|ERROR", errors)
+    assert not re.search(f"{WAS_LOST}|ERROR", errors)
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
@@ -172,7 +173,7 @@ def test_what_a_peer_sees_is_known_to_the_coordinator_without_a_grace(
         ranks.tell(0, "never")
         ranks.send_signal(1, signal.SIGKILL)
         assert "ank 1" in ranks.programs[0].line()
-        assert eventually(lambda: said(caplog, "was lost") == 1)
+        assert eventually(lambda: said(caplog, WAS_LOST) == 1)
 
 
 # -- nothing is left ---------------------------------------------------------------------------------------------------
@@ -183,7 +184,7 @@ def test_coming_back_again_and_again_leaves_no_thread_and_no_descriptor(caplog: 
             assert eventually(lambda: all_have_their_world(coordinator))
             for cut in range(1, 6):
                 proxy.cut()
-                assert eventually(lambda cut=cut: said(caplog, "is attached again") >= 2 * cut)  # type: ignore[misc]
+                assert eventually(lambda cut=cut: said(caplog, ATTACHED_AGAIN) >= 2 * cut)  # type: ignore[misc]
                 assert allreduce_all(contexts, f"x{cut}") == [2.0, 2.0]
                 files = files or descriptors()
             assert eventually(lambda: len(threads_of_streams()) <= 2 * 2 * len(contexts)), threads_of_streams()
@@ -212,9 +213,9 @@ def test_a_goodbye_is_said_though_the_stream_is_away(
         assert proxy.cut() == 2
         assert eventually(lambda: not any(context.session.member.attached for context in contexts))
         close_all(contexts)
-        assert eventually(lambda: said(caplog, "is attached again") == 2)
+        assert eventually(lambda: said(caplog, ATTACHED_AGAIN) == 2)
         assert eventually(lambda: said(caplog, " left: ") == 2), caplog.messages
-        assert not said(caplog, "was lost")
+        assert not said(caplog, WAS_LOST)
         assert not threads_of_streams()
 
 

@@ -13,6 +13,7 @@ import etcd_server
 import grpc
 import pytest
 from etcd_server import Etcd
+from event_words import TAKEN_OVER, WAS_LOST
 from replicas import Replica, server_of
 from resources import eventually
 from stopped_jobs import job
@@ -53,8 +54,8 @@ def test_the_other_one_goes_on_when_one_is_killed_and_so_in_turn(etcd: Etcd, log
                 assert server_of(etcd.endpoints[0]) not in ("", address)
                 replicas[address].start()
             ranks.end_well()
-    assert said(log, "was taken over, with 2 of 2 member(s)") == 3
-    assert not said(log, "was lost")
+    assert said(log, f"{TAKEN_OVER}, with 2 of 2") == 3
+    assert not said(log, WAS_LOST)
 
 
 def test_members_are_sent_to_the_one_that_serves_their_job(etcd: Etcd, log: IO[str]) -> None:
@@ -75,7 +76,7 @@ def test_the_only_one_is_killed_and_started_again(etcd: Etcd, log: IO[str]) -> N
             only.start()
             ranks.works()
         ranks.end_well()
-    assert not said(log, "was lost")
+    assert not said(log, WAS_LOST)
 
 
 def test_one_without_its_store_is_left(etcd: Etcd, log: IO[str]) -> None:
@@ -96,9 +97,9 @@ def test_one_without_its_store_is_left(etcd: Etcd, log: IO[str]) -> None:
         ):
             next(late)
         way.admit()
-        assert eventually(lambda: said(log, f"Job 'default' was taken over by {other.address}") == 1, 60.0)
+        assert eventually(lambda: said(log, f"Job 'default' {TAKEN_OVER} by {other.address}") == 1, 60.0)
         ranks.works()
-        assert not said(log, "was lost")
+        assert not said(log, WAS_LOST)
         ranks.end_well()
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from error_codes import ends_with
+from event_words import NO_GLOO
 from runtime_harness import allreduce_all, await_first, form_threads, world
 
 from horovod import _core
@@ -22,7 +23,7 @@ from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import engine_options
 
 needs_gloo = pytest.mark.skipif(
-    "has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
+    NO_GLOO in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
 )
 
 
@@ -52,7 +53,7 @@ def test_a_build_without_gloo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_core, "gloo_obstacle", lambda: "This build of Horovod has no Gloo.")
     monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
     with pytest.raises(
-        ValueError, match=ends_with(SettingCode.UNSUPPORTED, "HOROVOD_CPU_OPERATIONS=gloo", "has no Gloo.")
+        ValueError, match=ends_with(SettingCode.UNSUPPORTED, "HOROVOD_CPU_OPERATIONS=gloo", f"{NO_GLOO}.")
     ):
         hvd.init()
     assert hvd.gloo_built()  # whether it runs without MPI
@@ -77,7 +78,7 @@ except ValueError as error:
     print("refused")
 """
     said = subprocess.run([sys.executable, "-c", script, copy], check=True, capture_output=True, text=True).stdout
-    assert said.startswith("This build of Horovod has no Gloo")
+    assert said.startswith(f"This build of Horovod {NO_GLOO}")
     assert "apt-get install libgloo-dev" in said
     assert said.endswith("refused\n")
     (tmp_path / "libhorovod_gloo.so").write_bytes(b"not a library")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from event_words import NO_GLOO
 from op_cases import DTYPES, OPERATIONS
 from worlds import Keeper
 
@@ -37,7 +38,7 @@ def part_of_the_dtypes(operation: str, part: int, parts: int) -> list[str]:
 def matrix(request: pytest.FixtureRequest) -> Iterator[Keeper]:
     """The world of that name, for parametrize("matrix", names, indirect=True)."""
     size, transport, environment = {**WORLDS, **SETS}[request.param]
-    if environment.get("HOROVOD_CPU_OPERATIONS") == "gloo" and "has no Gloo" in _core.gloo_obstacle():
+    if environment.get("HOROVOD_CPU_OPERATIONS") == "gloo" and NO_GLOO in _core.gloo_obstacle():
         pytest.skip("built without Gloo (libgloo-dev was not there)")
     with Keeper(size, transport, environment) as keeper:
         yield keeper

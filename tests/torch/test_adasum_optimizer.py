@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from error_codes import ends_with
+from event_words import DISTRIBUTED_ALREADY
 from worlds import World
 
 from horovod.base.errors import TrainingCode
@@ -112,7 +113,7 @@ def _same_gradients_are_one_step() -> None:
         optimizer.skip_synchronize(),
     ):
         pass
-    with pytest.warns(UserWarning, match="distributed already"):
+    with pytest.warns(UserWarning, match=DISTRIBUTED_ALREADY):
         assert hvd.DistributedOptimizer(optimizer) is optimizer
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import tiers
 from error_codes import ends_with
+from event_words import SAME_GRADIENTS
 from gpu_worlds import standin_world
 from worlds import Keeper
 
@@ -165,7 +166,7 @@ def test_gradients_are_compared_without_the_host(pair: Keeper, same: bool) -> No
     """A forgotten DistributedSampler is told in the first step after the device has come so far."""
     on_0, on_1 = pair.get().run(compare_while_the_device_stands_still, same)
     assert [len(told) for told in on_0] == ([0, 0, 1, 0] if same else [0, 0, 0, 0])
-    assert not same or "every rank computed the same gradients" in on_0[2][0]
+    assert not same or SAME_GRADIENTS in on_0[2][0]
     assert on_1 == [[], [], [], []]
 
 

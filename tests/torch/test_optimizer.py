@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from error_codes import ends_with
+from event_words import DISTRIBUTED_ALREADY
 from optimizer_model import distributed_sgd, expected_gradient, linear, rows
 from worlds import World
 
@@ -61,7 +62,7 @@ def _construction() -> None:
     assert wrapped.must_be_given == 3
     assert wrapped.param_groups is original.param_groups
     assert wrapped.state is original.state
-    with pytest.warns(UserWarning, match="distributed already"):
+    with pytest.warns(UserWarning, match=DISTRIBUTED_ALREADY):
         assert hvd.DistributedOptimizer(wrapped) is wrapped
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from event_words import NO_GLOO
 from test_failures import _assert_lost
 from test_training import train_alone, train_distributed
 from worlds import World
@@ -15,7 +16,7 @@ from worlds import World
 from horovod import _core
 
 pytestmark = pytest.mark.skipif(
-    "has no Gloo" in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
+    NO_GLOO in _core.gloo_obstacle(), reason="built without Gloo (libgloo-dev was not there)"
 )
 
 

@@ -15,6 +15,7 @@ import etcd_server
 import pytest
 from delaying_proxy import DelayingProxy
 from etcd_server import Etcd, ctl
+from event_words import WAS_LOST
 from fault_training import (
     JOINS,
     NAMES,
@@ -59,7 +60,7 @@ class Cluster:
 
     def lost(self) -> list[str]:
         lines = self._log.read_text().splitlines()
-        return [line for line in lines if "was lost" in line or "declared lost" in line]
+        return [line for line in lines if WAS_LOST in line or "declared lost" in line]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 
 import pytest
 from error_codes import ends_with
+from event_words import LISTENING
 from fault_training import pass_seconds
 from partitions import Partitions
 from runtime_harness import Program
@@ -130,7 +131,7 @@ def started(stack: ExitStack, network: Network, script: str, size: int, job: int
     )
     stack.callback(coordinator.kill)
     assert coordinator.stdout is not None
-    assert "is listening on" in coordinator.stdout.readline()
+    assert LISTENING in coordinator.stdout.readline()
     ranks = []
     for rank in range(size):
         own = {"HOROVOD_RANK": str(rank), "HOROVOD_HOSTNAME": f"host-{rank}"}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from event_words import LISTENING, UNKNOWN_WHICH_SIDE, WAS_LOST
 from runtime_harness import PRELUDE
 from stopped_jobs import UNSEEN
 
@@ -61,7 +62,7 @@ def test_both_sides_raise(network: Network) -> None:
 
     try:
         listen = ("-m", "horovod.coordinator", "--listen", f"{here.address}:29400", "--insecure")
-        assert "is listening on" in line(start(here.prefix, *listen))
+        assert LISTENING in line(start(here.prefix, *listen))
         ranks = [
             start(host.prefix, "-c", PRELUDE + UNSEEN + SCRIPT, HOROVOD_RANK=str(rank), HOROVOD_HOSTNAME=f"host-{rank}")
             for rank, host in enumerate((here, there))
@@ -72,8 +73,8 @@ def test_both_sides_raise(network: Network) -> None:
             seconds, sentence = float(line(process)), line(process)
             print(f"rank {rank} was told after {seconds:.1f} s: {sentence}")
             assert f"Rank {1 - rank}" in sentence or f"rank {1 - rank}" in sentence
-            assert "was lost" in sentence
-            assert "it can't be told which" in sentence or "is down" in sentence
+            assert WAS_LOST in sentence
+            assert UNKNOWN_WHICH_SIDE in sentence or "is down" in sentence
     finally:
         for process in processes:
             process.kill()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import etcd_server
 import pytest
+from event_words import TAKEN_OVER, UNKNOWN_WHICH_SIDE, WAS_LOST
 from fault_training import JOINS, NAMES, NEW_NAMES, PROCESS_SETS, STEADY, Training, pass_seconds
 from partitions import ETCD, HERE, HOSTS, THERE, A, B, Site, check_history
 from resources import eventually
@@ -94,7 +95,7 @@ def test_a_coordinator_is_cut_off_from_its_store(site: Site, also: str) -> None:
         site.partitions.heal()
         works_on(site, training, serving)
         # It hears of that when it reaches the store again, for which its connection may have to be made anew.
-        assert eventually(lambda: site.said("was taken over by"), TAKEN_OVER_S)
+        assert eventually(lambda: site.said(f"{TAKEN_OVER} by"), TAKEN_OVER_S)
         site.ends_alike(training)
 
 
@@ -208,8 +209,8 @@ def are_told(site: Site, here: Program, there: Program) -> None:
     for program in (here, there):
         sentence = program.line()
         print(sentence)
-        assert "was lost" in sentence or "unreachable" in sentence
-        assert "it can't be told which" in sentence or "can't be known" in sentence or "is down" in sentence
+        assert WAS_LOST in sentence or "unreachable" in sentence
+        assert UNKNOWN_WHICH_SIDE in sentence or "can't be known" in sentence or "is down" in sentence
 
 
 def test_no_side_has_most_of_anything(network: Network, tmp_path: Path) -> None:

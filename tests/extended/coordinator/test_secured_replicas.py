@@ -20,6 +20,7 @@ from agents import AGENT, DEADLINE_S
 from certificates import Authority
 from error_codes import ends_with
 from etcd_server import READY_S, Etcd, ctl_command
+from event_words import NO_COORDINATOR_THERE, TAKEN_OVER, WAS_LOST
 from launching import Launched
 from replicas import Replica, holder_of
 from stopped_jobs import job
@@ -157,18 +158,21 @@ def test_training_goes_on_with_the_other_one_and_no_impostor(cluster: Cluster, t
             assert impostor.server.overview() == [], "no member has spoken to it"
         ranks.end_well()
         cluster.replicas[address].start()
-    assert cluster.said(f"The process at {address}, where a coordinator of this store is said to be")
-    assert cluster.said("was taken over, with 2 of 2 member(s)") == 2
-    assert not cluster.said("was lost")
+    assert cluster.said(NO_COORDINATOR_THERE)
+    assert cluster.said(address)
+    assert cluster.said(f"{TAKEN_OVER}, with 2 of 2") == 2
+    assert not cluster.said(WAS_LOST)
 
 
 def test_each_asks_the_other_before_it_takes_a_job(cluster: Cluster) -> None:
     """Ranks that know one coordinator each: the one that does not serve has to believe the one that does."""
-    told = cluster.said("is said to be"), cluster.said("was taken over by")
+    told = cluster.said(NO_COORDINATOR_THERE), cluster.said(f"{TAKEN_OVER} by")
     with job(list(cluster.replicas), TOKEN, **cluster.members) as ranks:
         ranks.works()
         ranks.end_well()
-    assert (cluster.said("is said to be"), cluster.said("was taken over by")) == told, "the job has stayed where it was"
+    assert (cluster.said(NO_COORDINATOR_THERE), cluster.said(f"{TAKEN_OVER} by")) == told, (
+        "the job has stayed where it was"
+    )
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ import etcd_server
 import pytest
 import yaml
 from etcd_server import READY_S, Ready, ctl, ctl_command
+from event_words import AGENT_SERVES, LISTENING
 from launching import Launched
 from resources import eventually
 
@@ -145,10 +146,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             process = found.start(command, stdout=subprocess.PIPE, stderr=log)
             assert process.stdout is not None
             lines = [process.stdout.readline() for _ in range(2)]
-            assert "is listening on" in lines[1], (found.folder / "log").read_text()
+            assert LISTENING in lines[1], (found.folder / "log").read_text()
         agent = found.start([*found.arguments("agents.yaml", "DaemonSet"), "--slots=1"], stdout=subprocess.PIPE)
         assert agent.stdout is not None
-        assert agent.stdout.readline() == "horovod-worker serves 1 slots as h1\n"
+        assert agent.stdout.readline() == f"{AGENT_SERVES} 1 slots as h1\n"
         yield found
 
 

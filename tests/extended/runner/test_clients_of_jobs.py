@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from agents import DEADLINE_S, Agents
+from event_words import AGAIN_TO_END_SOONER, tells
 from launching import LAUNCHER, Launched, still_alive
 
 Launch = Callable[..., Launched]
@@ -82,5 +83,5 @@ wait_for_signals()
     launched.signal(signal.SIGINT)
     code, out, err = launched.finish()
     assert (code, out) == (128 + signal.SIGINT, ""), err
-    assert "SIGINT received, the ranks are asked to end; press Ctrl-C again to end them sooner." in err
+    assert tells(err, "SIGINT", AGAIN_TO_END_SOONER)
     assert still_alive(ranks) == []

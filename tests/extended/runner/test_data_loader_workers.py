@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from event_words import LEFT_THE_JOB, REPLACED, tells
 from launching import Launched, still_alive
 
 Launch = Callable[..., Launched]
@@ -105,7 +106,7 @@ def test_elastic_ranks_leave_when_a_scheduler_signals_every_process_at_once(laun
     assert code == 128 + signal.SIGTERM
     # On a busy machine the launcher's own signal comes so late that it counts as a second one, or comes between worlds.
     ways = (
-        "has left the job (it got SIGTERM), and ends with exit code 143.",
+        f"{LEFT_THE_JOB} (it got SIGTERM), and ends with exit code 143.",
         "A second SIGTERM: this process ends at once",
         "SIGTERM: this process waits for the next world, and ends",
     )
@@ -124,5 +125,5 @@ def test_the_others_go_on_without_a_rank_whose_workers_got_the_signal_too(launch
     launched.lines(2)  # the other rank, and the process that takes its place
     launched.signal(signal.SIGTERM)
     _, _, err = launched.finish()
-    assert "has left the job (it got SIGTERM), and ends with exit code 143.\n" in err
-    assert "ended with exit code 143; another process takes its place." in err
+    assert tells(err, LEFT_THE_JOB, "SIGTERM", REPLACED)
+    assert err.count("exit code 143") == 2, "of the rank, and of its slot"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from agents import Agents
+from event_words import DRAINED, REPLACED, tells
 from launching import Launched, still_alive
 from test_changing_sizes import sizes, source
 
@@ -52,7 +53,7 @@ def test_a_job_goes_on_without_a_host_that_is_drained(
     out = "\n".join([*said, out])
     assert sizes(out, rank=stays) == [2, 1, 2]
     assert "went back" not in out
-    assert f"Host {drained} was drained, and 1 process left the job." in err
+    assert tells(err, f"Host {drained} {DRAINED}", "1 process")
 
 
 def test_ranks_that_do_not_leave_in_time_are_ended(tmp_path: Path, launch: Launch, program: Program) -> None:
@@ -69,7 +70,7 @@ def test_ranks_that_do_not_leave_in_time_are_ended(tmp_path: Path, launch: Launc
             said += launched.lines(1)
         launched.signal(signal.SIGINT)
         _, _, err = launched.finish()
-    assert "Host h2 was drained, and 1 process left the job." in err
+    assert tells(err, f"Host h2 {DRAINED}", "1 process")
 
 
 def test_all_hosts_are_drained(tmp_path: Path, launch: Launch, program: Program) -> None:
@@ -83,7 +84,7 @@ def test_all_hosts_are_drained(tmp_path: Path, launch: Launch, program: Program)
         assert agents.processes["h1"].wait(60) == 0
         code, _, err = launched.finish()
     assert code != 0
-    assert "Host h1 was drained, and 2 processes left the job." in err
+    assert tells(err, f"Host h1 {DRAINED}", "2 processes")
 
 
 def test_a_launcher_that_gets_sigterm_ends_the_whole_job(launch: Launch, program: Program) -> None:
@@ -93,5 +94,5 @@ def test_a_launcher_that_gets_sigterm_ends_the_whole_job(launch: Launch, program
     launched.signal(signal.SIGTERM)
     code, _, err = launched.finish()
     assert code == 128 + signal.SIGTERM, err
-    assert "takes its place" not in err
+    assert REPLACED not in err
     assert still_alive(family) == []

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from error_codes import ends_with
+from event_words import EPOCH_BEGAN
 from launching import DEADLINE_S, still_alive
 from resources import eventually
 from sshd_hosts import Hosts
@@ -85,7 +86,7 @@ def test_a_world_on_other_hosts(hosts: Hosts) -> None:
     assert sorted(out.splitlines(), key=lambda line: int(line[1 : line.index("]")])) == expected
     assert f"on {hosts.names[1]}, over eth0" in err
     assert re.search(
-        rf"^horovodrun: [\d:.]+ Epoch 1 began with 4 members on hosts? {hosts.names[1]}", err, re.MULTILINE
+        rf"^horovodrun: [\d:.]+ Epoch 1 {EPOCH_BEGAN} 4 members on hosts? {hosts.names[1]}", err, re.MULTILINE
     )
 
 

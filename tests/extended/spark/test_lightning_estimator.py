@@ -11,6 +11,7 @@ import cloudpickle
 import numpy as np
 import pytest
 from error_codes import ends_with
+from event_words import NOTHING_IS_TRAINED
 from worlds import Keeper
 
 from horovod.base.errors import DataCode, TrainingCode
@@ -136,7 +137,7 @@ def test_is_training_on_one_process_and_resumes_it(
     for name, value in one_process(store, 3).items():
         torch.testing.assert_close(resumed.getModel().state_dict()[name], value)
     assert len(resumed.getHistory()) == 3
-    with pytest.warns(UserWarning, match="nothing is trained"):
+    with pytest.warns(UserWarning, match=NOTHING_IS_TRAINED):
         done = estimator(run_id="first", epochs=1).fit(df)
     assert done.getHistory() == resumed.getHistory()
     other = Lit()

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from error_codes import ends_with
+from event_words import tells
 from py4j.protocol import Py4JError
 from pyspark import SparkConf
 
@@ -158,11 +159,10 @@ def test_how_many_tasks_spark_can_run(master: str, settings: dict[str, str], now
 
 
 def test_what_is_told_of_tasks_that_are_waited_for() -> None:
-    assert still_waiting(2, 8, 10, slots_of("yarn", {"spark.task.cpus": "2"}, 4)).endswith(
-        "2 of 8 tasks were there after 10 s. Spark has 4 slots now, of 2 cores each (spark.task.cpus)."
-    )
+    told = still_waiting(2, 8, 10, slots_of("yarn", {"spark.task.cpus": "2"}, 4))
+    assert tells(told, "2 of 8 tasks", "10 s", "4 slots", "2 cores", "spark.task.cpus")
     assert "other jobs" in still_waiting(0, 8, 10, slots_of("yarn", {}, 8))
-    assert still_waiting(0, 8, 10, None) == "0 of 8 tasks were there after 10 s."
+    assert tells(still_waiting(0, 8, 10, None), "0 of 8 tasks", "10 s")
 
 
 def test_why_a_file_system_refuses() -> None:

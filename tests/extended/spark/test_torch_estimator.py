@@ -15,6 +15,7 @@ import numpy as np
 import object_stores
 import pytest
 from error_codes import ends_with
+from event_words import NOTHING_IS_TRAINED
 from worlds import Keeper
 
 from horovod.base.errors import DataCode, TrainingCode
@@ -143,7 +144,7 @@ def test_resumes_as_if_undisturbed(df: Any, estimator: Callable[..., TorchEstima
     assert resumed.getHistory() == undisturbed.getHistory()
     for name, value in undisturbed.getModel().state_dict().items():
         assert torch.equal(resumed.getModel().state_dict()[name], value)
-    with pytest.warns(UserWarning, match="nothing is trained"):
+    with pytest.warns(UserWarning, match=NOTHING_IS_TRAINED):
         assert made("first", 3).fit(df).getHistory() == resumed.getHistory()
     other = linear()
     for changed, facts in (

@@ -11,6 +11,7 @@ import keras_steps
 import numpy as np
 import pytest
 from error_codes import ends_with
+from event_words import DISTRIBUTED_ALREADY
 from worlds import World
 
 from horovod.base.errors import OperationCode, TrainingCode
@@ -299,7 +300,7 @@ def _refused() -> None:
                 function(given)
     with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "backward_passes_per_step", "0")):
         horovod.keras.PartialDistributedOptimizer(sgd(), backward_passes_per_step=0)
-    with pytest.warns(UserWarning, match="distributed already"):
+    with pytest.warns(UserWarning, match=DISTRIBUTED_ALREADY):
         hvd.DistributedOptimizer(hvd.DistributedOptimizer(sgd()))
     with pytest.warns(DeprecationWarning, match="num_groups"):
         hvd.DistributedOptimizer(sgd(), num_groups=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from event_words import NO_GLOO
 from test_changing_worlds import _assert_trained_as_one, _be_killed
 from worlds import World
 
@@ -27,7 +28,7 @@ SIZE = 4
 
 def _world(plane: str) -> World:
     transport, environment = PLANES[plane]
-    if plane == "gloo" and "has no Gloo" in _core.gloo_obstacle():
+    if plane == "gloo" and NO_GLOO in _core.gloo_obstacle():
         pytest.skip("built without Gloo (libgloo-dev was not there)")
     return World(SIZE, transport, {**environment, "HOROVOD_MIN_SIZE": "1", "HOROVOD_MAX_SIZE": str(SIZE)})
 

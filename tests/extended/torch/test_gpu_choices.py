@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from event_words import NO_NCCL
 from gpu_worlds import standin_world
 
 OPERATIONS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter")
@@ -56,7 +57,7 @@ def test_without_nccl_what_demands_it_is_refused(operation: str) -> None:
     with standin_world(2, **environment) as keeper:
         for found in keeper.get().run(ways):
             sentence = found.pop(operation)
-            assert f"HOROVOD_GPU_{operation.upper()} demands NCCL. There is no NCCL on this host: " in sentence
+            assert f"HOROVOD_GPU_{operation.upper()} demands NCCL. {NO_NCCL}: " in sentence
             assert f"{operation}.{operation}: " in sentence
             assert NOWHERE in sentence
             assert set(found.values()) == {"host"}

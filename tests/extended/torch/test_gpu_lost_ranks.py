@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_words import WAS_LOST
 from gpu_worlds import standin_world
 
 FAR_AWAY = {"HOROVOD_PROGRESS_TIMEOUT": "3600"}
@@ -131,7 +132,7 @@ def test_a_lost_rank_ends_every_wait_for_it(where: str, how: str, transport: str
         first, second, counts = outcomes[rank].value
         for sentence in (first, second):
             assert f"ank {VICTIM} (pid {pids[VICTIM]})" in sentence
-            assert ("it called hvd.shutdown()" if how == "leaves" else "was lost") in sentence
+            assert ("it called hvd.shutdown()" if how == "leaves" else WAS_LOST) in sentence
         # After a rank that leaves nothing is under way, so the communicators end in order.
         assert counts == {"aborts": int(how != "leaves"), "communicators": 0, "operations": 0}
 
