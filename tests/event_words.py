@@ -34,6 +34,7 @@ AGENT_SERVES = "horovod-worker serves"
 TAKEN_OVER = "was taken over"
 NO_COORDINATOR_THERE = "is said to be"
 IN_THE_CLEAR = "travels in the clear"
+OLD_CERTIFICATE_STAYS = "The certificate from before stays in use."
 
 # Backends
 NO_GLOO = "has no Gloo"

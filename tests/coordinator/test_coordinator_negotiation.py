@@ -111,7 +111,7 @@ def test_every_rank_gets_the_same_error_and_may_go_on() -> None:
     ranks.say(0, op(), op("allreduce.y"))
     ranks.say(1, op(dtype=FLOAT64), op("allreduce.y"))
     assert ranks.errors[0] == ranks.errors[1]
-    assert ranks.errors[0]["allreduce.x"].startswith("Mismatched data types: One rank had type float32")
+    assert re.search(ends_with(OperationCode.MISMATCHED, "float32", "float64"), ranks.errors[0]["allreduce.x"])
     assert ranks.plans == [{"allreduce.y": 1}] * 2
     ranks.say(0, op())
     ranks.say(1, op())
@@ -363,7 +363,7 @@ def test_process_sets_have_members_and_ids_of_their_own() -> None:
     ranks = Ranks(3)
     ranks.negotiation.add_process_set(1, [2, 0])
     ranks.say(1, op(process_set=1))
-    expected = ends_with(OperationCode.NOT_IN_SET, "Rank 1 is not a member of the provided process set", "0 and 2")
+    expected = ends_with(OperationCode.NOT_IN_SET, "Rank 1", "0 and 2")
     assert re.search(expected, ranks.errors[1]["allreduce.x"])
     ranks.say(0, op(process_set=1))
     ranks.say(2, op(process_set=1))

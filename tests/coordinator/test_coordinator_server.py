@@ -19,7 +19,7 @@ import pytest
 from coordinator_builders import op
 from coordinator_client import Crew
 from error_codes import ends_with
-from event_words import LISTENING
+from event_words import LISTENING, tells
 
 from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
 from horovod.coordinator.__main__ import main
@@ -346,7 +346,7 @@ def test_tokens_that_no_header_can_carry(content: str, tmp_path: Path, capsys: p
     token = tmp_path / "token"
     token.write_text(content, encoding="utf-8")
     assert main(["--token-file", str(token)]) == 1
-    assert "must hold one line of ASCII text" in capsys.readouterr().err
+    assert tells(capsys.readouterr().err, str(token), f"[{AccessCode.UNUSABLE_TOKEN}]")
 
 
 def test_unknown_options_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:

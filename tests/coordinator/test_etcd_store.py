@@ -87,7 +87,7 @@ def test_a_watch_that_wants_what_was_compacted_is_told(one: Etcd) -> None:
         first = await store.put("compacted/a", b"1")
         last = await store.put("compacted/a", b"2")
         ctl(one.endpoints[0], "compact", str(last.revision))
-        with pytest.raises(CompactedError, match=f"before revision {last.revision} are gone, but {first.revision}"):
+        with pytest.raises(CompactedError, match=f"revision {last.revision} .* {first.revision} "):
             await take(store.watch("compacted/", first.revision), 1)
         assert await take(store.watch("compacted/", last.revision), 1) == [("compacted/a", b"2")]
 

@@ -15,7 +15,7 @@ def test_a_watch_from_too_long_ago_is_refused() -> None:
         store = MemoryStore(kept_changes=3)
         for _ in range(5):
             await store.put("a", b"1")
-        with pytest.raises(CompactedError, match="before revision 3 are gone, but 2"):
+        with pytest.raises(CompactedError, match=r"revision 3 .* 2 "):
             await store.watch("a", 2).__anext__()
         assert await take(store.watch("a", 3), 3) == [("a", b"1")] * 3
         await store.close()
@@ -45,7 +45,7 @@ def test_what_a_watch_can_look_back_on_is_bounded_in_bytes() -> None:
         store = MemoryStore(kept_bytes=3 * 1001)
         for number in range(5):
             await store.put("a", b"%d" % number * 1000)
-        with pytest.raises(CompactedError, match="before revision 3 are gone, but 2"):
+        with pytest.raises(CompactedError, match=r"revision 3 .* 2 "):
             await store.watch("a", 2).__anext__()
         assert [value[:1] for _, value in await take(store.watch("a", 3), 3) if value] == [b"2", b"3", b"4"]
         waiting = asyncio.create_task(take(store.watch("a", 6), 1))

@@ -71,7 +71,7 @@ def test_entries_and_revisions_survive_a_restart(path: Path) -> None:
         assert [(entry.key, entry.value, entry.revision) for entry in entries] == [("b", bytes(range(256)), 2)]
         assert revision == 3
         assert await store.put_if("b", b"", 1) is None
-        with pytest.raises(CompactedError, match="before revision 4 are gone, but 2 was asked for"):
+        with pytest.raises(CompactedError, match=r"revision 4 .* 2 "):
             await take(store.watch("", 2), 1)
         changes = store.watch("", revision + 1)
         written = await store.put_if("b", b"2", 2, guard=Guard("b", 2))

@@ -183,7 +183,7 @@ def test_hosts_and_their_number_come_from_lsf(
     assert ended.value.code == 127
     with pytest.raises(SystemExit):
         run_commandline(["-np", "3", "true"])
-    assert "Requested more processes (3) than there are available slots (2)" in capsys.readouterr().err
+    assert tells(capsys.readouterr().err, "(3)", "(2)", f"[{SettingCode.TOO_FEW_SLOTS}]")
 
 
 def test_settings_reach_the_policy_by_their_names() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from error_codes import ends_with
 
-from horovod.base.errors import SettingCode, code_of
+from horovod.base.errors import SettingCode
 from horovod.rendezvous import lsf
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
 
@@ -119,11 +119,8 @@ def test_slots_that_no_process_takes_cost_nothing() -> None:
 
 
 def test_too_few_slots() -> None:
-    with pytest.raises(
-        ValueError, match=r"^Requested more processes \(5\) than there are available slots \(4\)"
-    ) as error:
+    with pytest.raises(ValueError, match=ends_with(SettingCode.TOO_FEW_SLOTS, "(5)", "(4)")):
         fill(parse_hosts("a:2,b:2"), 5)
-    assert code_of(error.value) is SettingCode.TOO_FEW_SLOTS
 
 
 def test_names_of_this_machine_are_local() -> None:

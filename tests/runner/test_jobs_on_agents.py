@@ -17,7 +17,7 @@ from event_words import NO_RANK_IS_LEFT, STOPPED_BY_LAUNCHER, tells
 from launching import Launched, still_alive
 from resources import eventually
 
-from horovod.base.errors import OperationCode
+from horovod.base.errors import ClusterCode, OperationCode
 from horovod.coordinator.server import EmbeddedCoordinator
 
 Launch = Callable[..., Launched]
@@ -62,8 +62,7 @@ def test_a_job_whose_environment_is_too_long_is_refused_and_others_run(agents: A
     large = {f"LARGE_{number}": "x" * 125_000 for number in range(14)}
     code, _, err = launch(*agents.options, "-np", "1", "true", environ={**agents.environ, **large}, child=True).finish()
     assert code == 1
-    assert "of them in its environment: with 1 process(es) it may have " in err
-    assert "env -u LARGE_" in err
+    assert tells(err, f"[{ClusterCode.INVALID_JOB}]", "env -u LARGE_")
     assert launch(*agents.options, "-np", "1", "true", environ=agents.environ).finish()[0] == 0
 
 

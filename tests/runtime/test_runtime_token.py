@@ -157,7 +157,7 @@ def test_a_given_token_is_in_no_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("token", ["", "two words", "caf\u00e9", "x" * 4097])
 def test_a_token_that_no_header_can_carry_is_refused(token: str) -> None:
-    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_TOKEN)) as error:
+    with pytest.raises(ValueError, match=ends_with(AccessCode.UNUSABLE_TOKEN)) as error:
         EmbeddedCoordinator(token=token).start()
     assert not token or token not in str(error.value)
 
@@ -293,7 +293,7 @@ def test_a_folder_that_is_none_is_refused_in_words(folder: Path, tmp_path: Path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     folder.symlink_to(elsewhere)
-    with pytest.raises(OSError, match=ends_with(AccessCode.NOT_PRIVATE, "not a directory")):
+    with pytest.raises(OSError, match=ends_with(AccessCode.TOKEN_NOT_KEPT, "not a directory")):
         EmbeddedCoordinator().start()
     assert list(elsewhere.iterdir()) == []
 

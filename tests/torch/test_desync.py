@@ -56,14 +56,13 @@ def test_ranks_that_wait_for_each_other(keeper: Keeper, known: bool) -> None:
     world = keeper.get()
     sentences = world.run(_parts, known)
     others = "rank 1" if world.size == 2 else "ranks 1 and 2" if world.size == 3 else "ranks 1-3"
-    have = "has" if world.size == 2 else "have"
     for sentence in sentences:
         assert code_of(sentence) is OperationCode.DEADLOCK, sentence
-        assert f"rank 0 waits for allreduce.first, which {others} {have} not started" in sentence
+        assert re.search(rf"rank 0 .*allreduce\.first, .*{others} ", sentence), sentence
     if world.size == 2:
-        assert "rank 1 waits for allreduce.second, which rank 0 has not started" in sentences[0]
+        assert re.search(r"rank 1 .*allreduce\.second, .*rank 0 ", sentences[0])
     else:
-        assert f"{others} wait for allreduce.second, which rank 0 has not started" in sentences[0]
+        assert re.search(rf"{others} .*allreduce\.second, .*rank 0 ", sentences[0])
 
 
 def _counts() -> str:
@@ -114,7 +113,7 @@ def _polls(known: bool) -> str:
 @pytest.mark.parametrize("known", tiers.pick([False], [True]), ids=["known" if tiers.EXTENDED else "new"])
 def test_ranks_that_poll(keeper: Keeper, known: bool) -> None:
     for sentence in keeper.get().run(_polls, known):
-        assert "rank 0 waits for allreduce.a" in sentence or "ranks 0 and 2 wait for allreduce.a" in sentence
+        assert re.search(r"(rank 0|ranks 0 and 2) \w+ for allreduce\.a", sentence), sentence
 
 
 def _parts_in_process_sets() -> str:
@@ -229,4 +228,4 @@ def test_a_thread_of_autograd_stands_in_for_the_scripts() -> None:
     with World(2, "shm", {}, deadlock=SOON) as world:
         sentences = world.run(_backward_in_a_thread_that_is_not_pythons)
     for sentence in sentences:
-        assert "rank 1 waits for allreduce.another operation, which rank 0 has not started" in sentence
+        assert re.search(r"rank 1 .*allreduce\.another operation, .*rank 0 ", sentence), sentence

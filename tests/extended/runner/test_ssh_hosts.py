@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from error_codes import ends_with
-from event_words import EPOCH_BEGAN
+from event_words import EPOCH_BEGAN, tells
 from launching import DEADLINE_S, still_alive
 from resources import eventually
 from sshd_hosts import Hosts
@@ -105,7 +105,7 @@ def test_one_line_for_each_host_that_fails(hosts: Hosts) -> None:
     code, out, err = started.finish()
     assert (code, out) == (1, "")
     lines = without_progress(err)
-    assert lines[0].startswith("horovodrun: could not connect to some hosts via ssh: no agent on 2 of 3 hosts")
+    assert tells(lines[0], "horovodrun: ", "2 of 3 hosts")
     facts = [f"\n  {dead}: ", "Connection refused", "\n  nowhere.invalid: "]
     assert re.search(ends_with(LaunchCode.UNKNOWN_HOST, *facts), err)
     assert len(lines) == 3
@@ -277,8 +277,7 @@ def test_hosts_on_which_no_agent_starts(hosts: Hosts) -> None:
     assert (code, out) == (1, "")
     assert code_of(err) is LaunchCode.NO_AGENT_ON_HOST  # as the reasons differ
     first, *lines = without_progress(without_code(err))
-    assert first.startswith("horovodrun: could not connect to some hosts via ssh")
-    assert "4 of 5 hosts" in first
+    assert tells(first, "horovodrun: ", "4 of 5 hosts")
     said = {name: next(line for line in lines if line.startswith(f"  {name}: ")) for name in (*elsewhere, dead)}
     assert len(lines) == 4
     assert re.search(f" 0.99.1 .* {re.escape(__version__)} ", said[version])

@@ -155,7 +155,6 @@ def test_how_many_tasks_spark_can_run(master: str, settings: dict[str, str], now
     sentence = never_enough(most + 1, "num_proc (the default)", slots)
     with pytest.raises(RuntimeError, match=ends_with(LaunchCode.TOO_FEW_RESOURCES, master, f"num_proc={most} or less")):
         raise RuntimeError(sentence)
-    assert sentence.startswith("Timed out waiting for Spark tasks to start.")
 
 
 def test_what_is_told_of_tasks_that_are_waited_for() -> None:
