@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if arguments.log_format == "json" else text)
     logging.basicConfig(level=_level(arguments), handlers=[handler])
-    logging.getLogger("grpc").setLevel(logging.WARNING)  # tells of every call otherwise
+    logging.getLogger("grpc").setLevel(logging.WARNING)  # otherwise gRPC logs every call
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     _allow_many_connections()
     try:
@@ -271,7 +271,7 @@ def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | No
     without_host = arguments.web_listen.removeprefix(":")
     address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else arguments.web_listen)
     token = read_token(arguments.web_token_file) if arguments.web_token_file is not None else None
-    check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # before anything listens
+    check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # checked before any socket listens
     return str(address), token
 
 

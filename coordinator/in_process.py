@@ -17,7 +17,7 @@ from .services.agents import MAX_COMMANDS
 from .services.cluster import ClusterHub, CommandOutbox
 from .services.follower import MAX_EVENTS, Follower, JobOutbox
 
-Obey = Callable[[str, pb.AgentCommand], None]  # of the agent with this name
+Obey = Callable[[str, pb.AgentCommand], None]  # (agent, command that it is to obey)
 
 
 class InProcessScheduler:
@@ -28,7 +28,8 @@ class InProcessScheduler:
         self._hub = hub
         self._theirs = loop
         self._ours = asyncio.get_running_loop()
-        self._commands: dict[str, CommandOutbox] = {}  # by agent; used in the coordinator's loop, as what follows
+        # Agent -> its commands; used in the coordinator's loop alone, as everything below.
+        self._commands: dict[str, CommandOutbox] = {}
         self._passing: list[asyncio.Task[None]] = []
         self._submitted: asyncio.Future[str] = loop.create_future()  # the id of the job
 

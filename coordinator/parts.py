@@ -31,10 +31,11 @@ from .store.measured import MeasuredStore
 from .web.ready import Readiness
 
 MAX_REQUEST_BYTES = 8 << 20
-MAX_STREAMS = 2048  # of one connection; a rank has two, and the relay of an agent one connection for all of its ranks
-UNREAD_BYTES = 1 << 10  # of a call that is not read; one that is read gets the window that its message needs
-MAX_PENDING = 2048  # calls that wait to be served; some of those beyond are sent away, and come back a moment later
-HANDSHAKE_MS = 10_000  # for TLS and the beginning of HTTP/2
+# Streams of one connection; a rank has two, and an agent's relay one connection for all of its ranks.
+MAX_STREAMS = 2048
+UNREAD_BYTES = 1 << 10  # window of a call that is not read; a call that is read gets the window that its message needs
+MAX_PENDING = 2048  # calls that wait to be served; some of those beyond are refused, and come back a moment later
+HANDSHAKE_MS = 10_000  # milliseconds for TLS and the beginning of HTTP/2
 
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two coordinators on one port would each get some of the members
@@ -51,7 +52,7 @@ _OPTIONS = (
     ("grpc.per_message_decompression", 0),
     ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
-    # What a call has sent before it is served is kept: its windows do not grow by themselves, and so many calls wait.
+    # What a call sends before it is served stays in memory. So windows do not grow by themselves, and few calls wait.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", UNREAD_BYTES),
     ("grpc.server.max_pending_requests", MAX_PENDING),

@@ -50,13 +50,16 @@ class CoordinatorServer:
     """
 
     def __init__(self, config: CoordinatorConfig = CoordinatorConfig()) -> None:  # noqa: B008 - a frozen value
-        self.port = 0  # of members; after `start`
-        self.web_port = 0  # of the pages; after `start`, where the configuration has any
-        self.web_token = config.web_token  # which readers of the pages show; after `start` also one that was made
-        self.web_link = ""  # for a browser; with the token in it if that was made here, so that nobody else knows it
+        self.port = 0  # port for members, known after `start`
+        self.web_port = 0  # port of the pages, known after `start` if the configuration asks for pages
+        # Token that readers of the pages show; if none was configured, one is made by `start`.
+        self.web_token = config.web_token
+        # Link to the pages for a browser; holds the token only if this coordinator made it, so that nobody else knows
+        # it.
+        self.web_link = ""
         self._config = config
         self._opened = contextlib.AsyncExitStack()
-        self._grace_s: float | None = None  # for calls that run when the server stops
+        self._grace_s: float | None = None  # grace for calls that run when the server stops
         self._hub: Hub | None = None
         self._cluster: ClusterHub | None = None
 

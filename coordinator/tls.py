@@ -206,7 +206,7 @@ def _check_pair(cert: str, key: str) -> None:
     except (ssl.SSLError, ValueError) as error:
         raise _unusable(f"{_pair(cert, key)} can't be used: {_reason(error)}.") from error
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False  # by which names clients know the coordinator is not known here
+    client.check_hostname = False  # this client does not know the names by which clients know the coordinator
     client.load_verify_locations(cert)
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is believed; its dates are looked at
     try:

@@ -7,6 +7,6 @@ from dataclasses import dataclass
 class Attendance:
     """The hosts of a job's running world; each is in one of the sets at most."""
 
-    connected: frozenset[str] = frozenset()  # one of its ranks has a stream to the coordinator
-    away: frozenset[str] = frozenset()  # its ranks are in the world, but none has a stream
-    lost: frozenset[str] = frozenset()  # its ranks are not in the world any more, and one or more were lost
+    connected: frozenset[str] = frozenset()  # hosts of which a rank has a stream to the coordinator
+    away: frozenset[str] = frozenset()  # hosts whose ranks are in the world, none of them with a stream
+    lost: frozenset[str] = frozenset()  # hosts whose ranks are not in the world any more, one or more of them lost

@@ -13,7 +13,7 @@ from horovod.base.words import capitalized, joined, ranks_in_words
 # A rank that dies takes its peers down with it, and the end of a peer may be reported first. The end of the rank itself
 # follows within so long: milliseconds, but for a busy machine.
 AFTERMATH_S = 0.5
-# For so long a loss that others noticed waits for the word of the rank's agent, which knows how the process ended.
+# When others notice a loss, this long is waited for the report of the rank's agent, which knows how the process ended.
 AGENT_S = 0.5
 
 
@@ -54,8 +54,8 @@ class RankEnded:
     host: str
     pid: int
     cause: str  # completes "rank 1 was lost: ..." and has no full stop
-    incarnation: int = 1  # of the process, among those that were started as this rank
-    well: bool = False  # with exit code 0
+    incarnation: int = 1  # the process's place among those that were started as this rank
+    well: bool = False  # the process ended with exit code 0
 
 
 AnyOutcome = TypeVar("AnyOutcome", bound=Outcome)
@@ -139,7 +139,7 @@ def _in_words(code: int) -> str:
         return f"exit code {code}"
     try:
         name = f" ({signal.Signals(-code).name})"
-    except ValueError:  # a real-time signal
+    except ValueError:  # a real-time signal has no name
         name = ""
     return f"signal {-code}{name}"
 

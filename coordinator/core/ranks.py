@@ -59,7 +59,7 @@ def assign(seats: Sequence[Seat]) -> tuple[Place, ...] | str:
         hosts = {host: place for place, host in enumerate(dict.fromkeys(seat.host for seat in seats))}
         order = sorted(seats, key=lambda seat: hosts[seat.host])  # stable: join order within a host
 
-    on_host: dict[str, list[Seat]] = defaultdict(list)  # in the order of each host's lowest rank
+    on_host: dict[str, list[Seat]] = defaultdict(list)  # seats of each host, in the order of the hosts' lowest ranks
     for seat in order:
         on_host[seat.host].append(seat)
     local_rank_of: dict[str, int] = {}

@@ -25,10 +25,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Rates:
-    messages: Rate = Rate(50_000, 5_000)  # of one member
-    bytes: Rate = Rate(256 << 20, 32 << 20)  # of one member
+    messages: Rate = Rate(50_000, 5_000)  # messages of one member
+    bytes: Rate = Rate(256 << 20, 32 << 20)  # bytes of one member
     streams: Rate = Rate(4 * MAX_SIZE, 2_000)  # streams that one peer opens
-    # Of the event loop, for one job's messages. 4,096 members that announce 500 tensors at once take half a minute.
+    # Seconds of the event loop for one job's messages. 4,096 members that announce 500 tensors at once take half a
+    # minute.
     seconds: Rate = Rate(60, 0.5)
 
 

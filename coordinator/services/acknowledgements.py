@@ -22,10 +22,10 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _REQUEST_DUMP = 0x301
 _ERROR, _DONE = 2, 3  # types of netlink messages
 _ESTABLISHED = 1
-_INFO = 2  # INET_DIAG_INFO, whose value is a struct tcp_info
+_INFO = 2  # INET_DIAG_INFO: an attribute whose value is a struct tcp_info
 _HEADER = struct.Struct("=IHHII")  # struct nlmsghdr
-_MESSAGE_BYTES = 72  # of a struct inet_diag_msg
-_RETRANSMITS = 2  # place of tcpi_retransmits: how often in a row something was sent again without an acknowledgement
+_MESSAGE_BYTES = 72  # size of a struct inet_diag_msg
+_RETRANSMITS = 2  # offset of tcpi_retransmits: how often in a row something was sent again without an acknowledgement
 _ANSWER_S = 1.0
 _MOST_BYTES = 1 << 16
 

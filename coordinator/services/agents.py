@@ -66,7 +66,7 @@ class AgentsService:
             return
 
         def receive(message: pb.AgentMessage) -> None:
-            # Output that was asked for has the windows of those who did (follower.py).
+            # Output that a follower asked for is limited by that follower's window (follower.py).
             if not self._hub.reads(register.name, message):
                 sentence = self._access.limits.message(who, message.ByteSize(), time.monotonic())
                 if sentence:

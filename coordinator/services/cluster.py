@@ -132,7 +132,7 @@ class ClusterHub:
 
     async def stop(self) -> None:
         if self._serving is not None:
-            await end_tasks([self._serving])  # first, or this coordinator might lead again
+            await end_tasks([self._serving])  # first of all, or this coordinator might lead again
         await self._leading.resign()
         self._end(coded(ClusterCode.COORDINATOR_ENDS, "The coordinator is stopping."))
         await end_tasks(self._watches)
@@ -350,7 +350,7 @@ class ClusterHub:
             follower.taken(agent, part)
             if (reader := follower.readers.get(agent)) and agent in self._agents:
                 self._agents[agent].put(pb.AgentCommand(taken=pb.LogTaken(reader=reader, taken=part)))
-        self._sync(follower)  # what could not be opened for want of room
+        self._sync(follower)  # opens the reads for which there was no room
 
     def unfollow(self, follower: Follower) -> None:
         """The follower's stream is over."""
@@ -361,7 +361,7 @@ class ClusterHub:
         for agent, reader in follower.readers.items():
             self._readers.pop(reader, None)
             if agent in self._agents:
-                # Otherwise its client may come back and read on.
+                # Unless the follower has ended, its client may come back and read on.
                 close = pb.CloseLog(reader=reader, release=follower.ended)
                 self._agents[agent].put(pb.AgentCommand(close=close))
 
@@ -431,7 +431,8 @@ class ClusterHub:
             return
         for share in follower.wanted(job.record):
             if share.agent in self._agents:
-                if (reader := follower.readers.get(share.agent)) is not None:  # it does not read all that there is now
+                # This reader does not read everything that there is by now.
+                if (reader := follower.readers.get(share.agent)) is not None:
                     self._close_reader(reader)
                 self._last_reader += 1
                 self._readers[self._last_reader] = (follower, share.agent)
@@ -495,7 +496,7 @@ def stem_of(spec: jobs_pb2.JobSpec) -> str:
         is_python = spec.command[0].rpartition("/")[2].startswith("python")
         word = next((word for word in spec.command[1:] if not word.startswith("-")), "") if is_python else ""
         text = (word or spec.command[0]).rpartition("/")[2].removesuffix(".py")
-    text = text[:MAX_SHOWN]  # it may have as many letters as a request has bytes
+    text = text[:MAX_SHOWN]  # a name may be as long as a request
     kept = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "._") else "-" for letter in text)
     return kept.strip("-.")[:40] or "job"
 

@@ -30,7 +30,7 @@ class CodeShelf:
 
     async def load(self) -> None:
         """Reads which archives are in the store, and deletes incomplete ones, which their senders send again."""
-        async with self._writing:  # first, a write that has begun before may end
+        async with self._writing:  # a write that has begun before may end first
             self.archives = Archives()
             for name, (size, complete) in (await read_archives(self._store)).items():
                 self.archives.add(pb.Code(sha256=name, size=size), complete=complete)

@@ -14,7 +14,7 @@ from .outbox import Outbox
 WINDOW_BYTES = 1 << 20
 # A new window is opened only while less is untaken of what an agent's earlier stream brought.
 MOST_UNTAKEN_BYTES = WINDOW_BYTES // 2
-MOST_AHEAD_BYTES = 2 * WINDOW_BYTES  # an agent ends its window with a whole record, and may skip what is gone
+MOST_AHEAD_BYTES = 2 * WINDOW_BYTES  # an agent ends its window with a whole record, and may skip records that are gone
 OUTPUT_COST = 64  # what a message counts beside its data, as worker/agent/feed.py counts it
 MAX_EVENTS = 1 << 16  # more than all windows of a job can hold in the smallest messages is never queued
 
@@ -25,7 +25,7 @@ class Follower:
     def __init__(self, request: jobs_pb2.Open, events: JobOutbox) -> None:
         self.job = request.job
         self.events = events
-        self.readers: dict[str, int] = {}  # agent -> number of the reader
+        self.readers: dict[str, int] = {}  # agent -> number of the reader that reads from it
         self._request = request
         self._reads: dict[str, tuple[int, frozenset[int]]] = {}  # agent -> share and ranks that its reader reads
         self._ahead: dict[str, int] = {}  # agent -> bytes that it has sent and the reader has not taken

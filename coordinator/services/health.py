@@ -29,13 +29,13 @@ from .streams import Context
 PREFIX = "/grpc.health.v1.Health/"
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
 SERVICES = ("", "horovod.v1.Membership", "horovod.v1.Negotiation")
-LOOK_S = 1.0  # how often a watch looks
+LOOK_S = 1.0  # how often a watch looks at the state, in seconds
 REQUEST_S = 1.0
 MAX_REQUEST_BYTES = 1 << 10
-MAX_READ, MAX_READ_OF_PEER = 4, 2  # requests that are read at a time, of 8 MiB at most, as everywhere
+MAX_READ, MAX_READ_OF_PEER = 4, 2  # requests that are read at a time: in all, and of one peer. Each has 8 MiB at most
 MAX_WATCHES, MAX_WATCHES_OF_PEER = 64, 16
 
-_Seat = asyncio.Event  # set when another guest has taken it
+_Seat = asyncio.Event  # set when another request has taken the seat
 
 
 def add_health_to_server(obstacle: Callable[[], Awaitable[str]], server: grpc.aio.Server, strangers: Strangers) -> None:

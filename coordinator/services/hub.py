@@ -107,7 +107,7 @@ class Hub:
         self._events: dict[str, EventOutbox] = {}  # member id -> its events; a member that is away has none
         self._sessions: dict[str, NegotiationSession] = {}  # by job
         self._tasks = Tasks(lambda error: _log.error("Work on the store failed: %s", error, exc_info=error))
-        self._empty = asyncio.Event()  # no world has a member
+        self._empty = asyncio.Event()  # set while no world has a member
         self._empty.set()
         self._stopping = False
 
@@ -116,7 +116,7 @@ class Hub:
     async def adopt(self, job: str) -> None:
         """Takes over a job that nobody serves (orphans.py). Raises StoreError."""
         await self.serve(job)
-        self._do(job, [])  # releases it where it has no world
+        self._do(job, [])  # releases the job if it has no world
 
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:
         return await self.serving.serve(job, unreachable, joins)
@@ -349,7 +349,7 @@ class Hub:
         world = record.world
         if not (members := self._membership.restore(record, gone, self._clock(), self._worlds.rested_s(record))):
             return
-        if self._membership.world_of(job) is not None:  # else all are on their way to the next world
+        if self._membership.world_of(job) is not None:  # otherwise all members are on their way to the next world
             negotiation = Negotiation(
                 world.epoch,
                 len(world.members),
@@ -407,7 +407,7 @@ class Hub:
         hello = message.hello
         term = self.serving.term(hello.job)
         if term == 0 or hello.term != term:
-            # Its membership stream finds out who serves the job, and then it comes again.
+            # The member learns from its membership stream who serves the job, and then opens this stream again.
             sentence = f"Rank {hello.rank} of job {hello.job!r} is not attached to this coordinator."
             return RefusedError(grpc.StatusCode.UNAVAILABLE, coded(ClusterCode.NOT_SERVED_HERE, sentence))
         sentence = self._membership.stranger(hello.job, message.epoch, hello.member_id, hello.rank)

@@ -37,7 +37,7 @@ from horovod.coordinator.store.submitted import submitted_key
 
 from .storing import STORE_RETRY_S, until_stored
 
-REFUSED_RETRY_S = 2.0  # between attempts where only a person can help
+REFUSED_RETRY_S = 2.0  # seconds between attempts when only a person can help
 
 _log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class Lanes:
                 raise error
             lane.news.clear()
             self._go_on_without(lane, error)
-            with contextlib.suppress(asyncio.TimeoutError):  # what has come may need no store
+            with contextlib.suppress(asyncio.TimeoutError):  # work that has come may need no store
                 await asyncio.wait_for(lane.news.wait(), REFUSED_RETRY_S)
 
         try:
@@ -168,7 +168,7 @@ class Lanes:
     def _fenced(self, guard: Guard) -> None:
         _log.warning("Another coordinator serves agents and jobs by now.")
         if self._guard() is guard:
-            self._lose()  # so nothing is done that was to follow
+            self._lose()  # the lane is lost, so that nothing is done that was to follow
 
     async def _write_once(self, write: Save | Erase, guard: Guard) -> None:
         if isinstance(write, Save):

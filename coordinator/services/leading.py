@@ -58,7 +58,7 @@ class Leading:
         """begin: called when this coordinator leads from now on; end: with the sentence why it does no longer."""
         self.leads = False
         self.why_not = ANOTHER  # the sentence for those who come while this coordinator does not lead
-        # Every write has it, so a leader that was replaced without knowing it writes nothing.
+        # Every write of the leader names this guard, so a leader that was replaced without knowing it writes nothing.
         self.guard: Guard | None = None
         self.address = ""
         self._store = store
@@ -155,7 +155,7 @@ class Leading:
     async def _take(self, instead_of: str) -> bool:
         current = await self._store.get(LEADER)
         self._saw(_parsed(current), current.revision if current is not None else MISSING)
-        # In a store for one coordinator at a time, who led before this one began is dead, whatever its lease says.
+        # In a store for one coordinator at a time, an earlier leader is dead, whatever its lease says.
         is_dead, self._is_beginning = self._is_beginning and not self._store.is_shared, False
         held = current is not None and self._leader.replica != self._name
         if held and not is_dead and not (instead_of and self._leader.address == instead_of):
@@ -187,7 +187,7 @@ class Leading:
             # Without time left this process has been stopped, or got no processor. One attempt more tells whether that
             # was too long; meanwhile what it decides can't be written if another one leads (`guard`).
             is_late = left_s <= 0
-            with contextlib.suppress(StoreError, asyncio.TimeoutError):  # again, as long as there is time
+            with contextlib.suppress(StoreError, asyncio.TimeoutError):  # tried again, as long as there is time
                 try:
                     still_leads = await asyncio.wait_for(self._prolong(self._lease), max(left_s, self._lease_s / 10))
                 except LeaseLostError:

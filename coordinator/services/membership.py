@@ -24,10 +24,10 @@ from .repeats import RELAY
 from .sending import Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
-TOLD_AFTER_S = 1.0  # a process that waits so long to join is told why
+TOLD_AFTER_S = 1.0  # a process that waits longer than this to join is told why
 # Where a connection ends, gRPC ends the stream's requests and cancels its handler, in either order: so soon after it.
 _CANCELLED_WITHIN_S = 0.5
-MAX_EVENTS = 1 << 16  # a world may lose all its members at once
+MAX_EVENTS = 1 << 16  # events that may wait for one member; a world may lose all its members at once
 
 _NONSENSE = coded(
     ClusterCode.WRONG_MESSAGE,
@@ -59,7 +59,7 @@ class MembershipService(MembershipServicer):
         if relayed.is_relayed:
             await context.send_initial_metadata(((RELAY, "frames"),))
         who = f"member {member_id[:MAX_SHOWN]!r} of job {job[:MAX_SHOWN]!r}"
-        refused = _obstacle(first)  # a request may make no sense, whatever the state of the job
+        refused = _obstacle(first)  # checked first: a request may make no sense, whatever the state of the job
         if refused is None:
             await self._be_served(job, context, who, first.unreachable, joins=first.HasField("join"))
         else:
@@ -124,7 +124,7 @@ class MembershipService(MembershipServicer):
         try:
             limits, sending = self._access.limits, self._sending
             await converse(request_iterator, context, events, receive, combine, sending, who, limits, relayed, job)
-            if returns:  # else it makes no difference how the stream has ended
+            if returns:  # if the member does not return, it makes no difference how the stream has ended
                 await asyncio.sleep(_CANCELLED_WITHIN_S)
         except asyncio.CancelledError:
             broke = True

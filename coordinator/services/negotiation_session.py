@@ -19,7 +19,7 @@ from .outbox import Outbox
 
 DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
 
-LOOK_SHARE = 20  # one look for stalls and the next are so many times as far apart as a look takes
+LOOK_SHARE = 20  # the pause between two looks for stalls is this many times the duration of a look
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,8 @@ class NegotiationSession:
     shutdown: str = ""  # every rank is to end the epoch with this sentence
     reports: dict[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
     metrics: CoordinatorMetrics | None = None
-    stopped_in_words: Callable[[Collection[int]], str] = lambda ranks: ""  # which of them are seen to be stopped
+    # Which of the given ranks are seen to be stopped, as a sentence.
+    stopped_in_words: Callable[[Collection[int]], str] = lambda ranks: ""
 
     def send(self, answers: Answers) -> None:
         for ranks, decisions in answers:

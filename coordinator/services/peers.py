@@ -27,11 +27,11 @@ from horovod.protos.v1 import agents_pb2, agents_pb2_grpc, membership_pb2, membe
 if TYPE_CHECKING:
     from horovod.coordinator.tls import ServerTls
 
-ANSWER_S = 0.7  # how long another coordinator has to answer before it counts as dead; to be wrong costs little (ADR 32)
-BELIEVED_S = 0.5  # how long an answer counts: the members of a world ask all at once
-LOOK_S = 0.5  # seconds between looks at one of them
+ANSWER_S = 0.7  # seconds for another coordinator to answer before it counts as dead; an error costs little (ADR 32)
+BELIEVED_S = 0.5  # seconds for which an answer counts: the members of a world ask all at once
+LOOK_S = 0.5  # seconds between two looks at one coordinator
 SILENT_S = 0.9 * ANSWER_S  # a coordinator that has not answered for so long is silent
-LATE_S = 0.3  # what takes so much longer than it may tells of a pause of this process, not of the other one
+LATE_S = 0.3  # an answer that is later than its limit by this much shows a pause of this process, not of the other one
 
 _SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
@@ -51,7 +51,7 @@ class Peers:
         self._believed: dict[tuple[str, str], float] = {}  # (job, replica) -> until when the answer counts
         self._told = ""
         self._watches: dict[str, asyncio.Task[None]] = {}  # address -> the task that watches it
-        # By address: whether it was silent when it was looked at last, which may be under way.
+        # Address -> whether that coordinator was silent at the last look, which may be under way.
         self._looks: dict[str, asyncio.Future[bool]] = {}
         self._closed = False
 
@@ -103,9 +103,9 @@ class Peers:
                     lives = await self._ask(channel, address, "") is not False
                     took_s = loop.time() - began_s
                 finally:
-                    # One that refuses at once is asked again when it matters: that takes no time.
+                    # A coordinator that refuses at once is asked again when it matters: that takes no time.
                     look.set_result(not lives and SILENT_S < took_s < ANSWER_S + LATE_S)
-                if not lives and channel is not None:  # the connection may be dead, and the next one not
+                if not lives and channel is not None:  # the old connection may be dead, and a new one not
                     await channel.close()
                     channel = None
                 await asyncio.sleep(LOOK_S - took_s)
@@ -125,7 +125,8 @@ class Peers:
         except grpc.aio.AioRpcError as error:
             if job and error.code() == grpc.StatusCode.UNAVAILABLE and self._tls is not None:
                 await self._tell_why(self._tls, address)
-            return error.code() not in _SILENT  # it lives and refuses our token; members are to ask it themselves
+            # That coordinator lives and refuses our token; members are to ask it themselves.
+            return error.code() not in _SILENT
         return answer
 
     async def attendance(self, address: str, job: str) -> Attendance | None:
@@ -155,7 +156,7 @@ class Peers:
     def _channel(self, address: str) -> grpc.aio.Channel:
         if self._tls is None or self._credentials is None:
             return grpc.aio.insecure_channel(address, options=_OPTIONS)
-        with contextlib.suppress(OSError):  # what follows the files for members (tls.py) tells of it
+        with contextlib.suppress(OSError):  # tls.py, which follows the files for members, tells of it
             if (stamp := self._tls.stamp()) != self._stamp:
                 self._credentials = self._tls.peer_credentials()
                 self._stamp = stamp

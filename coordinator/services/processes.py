@@ -21,7 +21,7 @@ _START_TIME, _STACK = 22, 28  # fields of /proc/PID/stat (proc(5)); exec gives t
 class _Watched:
     pid: int
     descriptor: int
-    stack: int  # 0: this coordinator may not read it
+    stack: int  # 0: this coordinator may not read the address
 
 
 class ProcessWatch:
@@ -41,7 +41,8 @@ class ProcessWatch:
             descriptor = os.pidfd_open(pid)
         except (OSError, OverflowError):  # it has ended, there are too many open files, or the kernel is older than 5.3
             return
-        start_time, stack = _look(pid)  # after pidfd_open: if it is the right one now, the descriptor is its
+        # Read after pidfd_open: if these are the right process's, the descriptor is, too.
+        start_time, stack = _look(pid)
         if start_time == 0 or start_time != process.start_time:
             os.close(descriptor)
             return

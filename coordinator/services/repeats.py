@@ -15,13 +15,13 @@ from collections import OrderedDict
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
 REPEATED_FROM_BYTES = 16 << 10
-ARRIVAL_S = 30.0  # for the first member to have the message; a world can do nothing without it anyway
-FORGOTTEN_S = 60.0  # after which a message is sent anew; a relay keeps it for longer
+ARRIVAL_S = 30.0  # seconds for the first member to get the message; a world can do nothing without it anyway
+FORGOTTEN_S = 60.0  # seconds after which a message is sent in full again; a relay keeps it for longer
 MAX_KEPT_BYTES = 64 << 20  # of all jobs' messages; beyond that the oldest are forgotten, and sent anew
-MAX_SENT = 1 << 16  # entries of messages at relays
+MAX_SENT = 1 << 16  # entries about messages that relays have
 
 RELAY = "horovod-relay"  # in a call's metadata: an id of the relay that it came through. In the answer: see relay.proto
-MARK = b"\0"  # before a RelayFrame
+MARK = b"\0"  # the first byte of a message that is a RelayFrame
 
 
 class Repeats:
@@ -33,9 +33,9 @@ class Repeats:
 
     def __init__(self, arrival_s: float = ARRIVAL_S) -> None:
         self._arrival_s = arrival_s
-        # By job, the oldest first. One frame for all relays is one object.
+        # Job -> its frame, the oldest first. All relays share one frame object.
         self._framed: OrderedDict[str, _Framed] = OrderedDict()
-        self.kept_bytes = 0  # of all of them
+        self.kept_bytes = 0  # bytes of all frames
         # (relay, frame) -> whether it has arrived there; the oldest first
         self._sent: OrderedDict[tuple[str, _Framed], _Sent] = OrderedDict()
 
@@ -85,7 +85,7 @@ class _Framed:
     def __init__(self, message: bytes) -> None:
         key = secrets.randbits(64)
         self.message = message
-        self.relays: list[str] = []  # that have an entry of it
+        self.relays: list[str] = []  # relays that have an entry of this frame
         self.bytes = 2 * len(message)
         self.keep = MARK + RelayFrame(key=key, message=message).SerializeToString()
         self.repeat = MARK + RelayFrame(key=key).SerializeToString()

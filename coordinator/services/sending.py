@@ -25,7 +25,7 @@ KEPT = 8
 KEPT_FROM_BYTES = 1 << 10
 LARGE_BYTES = 64 << 10
 LARGE_AT_ONCE_BYTES = 64 << 20  # bytes of large messages that peers have not taken yet
-PATIENCE_S = 1.0  # after which a peer that does not read keeps others waiting no longer
+PATIENCE_S = 1.0  # seconds after which a peer that does not read keeps others waiting no longer
 
 
 def as_bytes(message: Message | bytes) -> bytes:
@@ -37,7 +37,8 @@ class Serializer:
     """The bytes of a message. Equal answers for many members are one object, which must not be changed any more."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[int, tuple[Message, bytes]] = OrderedDict()  # by id(); nothing else has it meanwhile
+        # Id() of a message -> the message, which keeps that id() taken, and its bytes.
+        self._recent: OrderedDict[int, tuple[Message, bytes]] = OrderedDict()
 
     def __call__(self, message: Message) -> bytes:
         found = self._recent.get(id(message))

@@ -86,7 +86,7 @@ class Serving:
 
     def claims(self, job: str) -> bool:
         """`serves`, for another one that asks; it may have the job if it reaches the store and this one does not."""
-        self._has_others = True  # the store may not have told of them yet
+        self._has_others = True  # whether other coordinators use the store, too; true until the store has told
         return self.serves(job) and self.is_sure()
 
     async def serve(self, job: str, unreachable: str = "", joins: bool = False) -> str:

@@ -14,11 +14,12 @@ from horovod.protos.v1 import agents_pb2, membership_pb2
 from .acknowledgements import Address, address_of, unacknowledged
 from .processes import ProcessWatch
 
-AGENT_SAW_S = 2.5  # for so long an agent's word counts that a process is stopped; it comes each second
-HEARD_S = 2.0  # for so long an answer shows that who gave it runs
+# Seconds for which an agent's word counts that a process is stopped; the agent repeats it each second.
+AGENT_SAW_S = 2.5
+HEARD_S = 2.0  # seconds for which an answer shows that the process which gave it runs
 MAX_NAMED = 8  # processes in a sentence
 
-FirstMessage = membership_pb2.JoinRequest | membership_pb2.Attach  # with which a stream begins
+FirstMessage = membership_pb2.JoinRequest | membership_pb2.Attach  # the message with which a stream begins
 
 
 class Sights:
@@ -26,9 +27,9 @@ class Sights:
 
     def __init__(self, ended: Callable[[str, str], None]) -> None:
         """ended: as of ProcessWatch."""
-        self.port = 0  # on which members connect; 0: not known yet
+        self.port = 0  # the port to which members connect; 0: not known yet
         self._processes = ProcessWatch(ended)
-        self._peers: dict[str, Address] = {}  # the other end of each member's latest stream
+        self._peers: dict[str, Address] = {}  # member id -> the other end of its latest stream
         self._answered_at_s: dict[str, float] = {}
         self._told_by_agents: dict[
             str, tuple[int, float]
@@ -66,7 +67,7 @@ class Sights:
         members = membership.to_look_at(job)
         runs, stopped = self._processes.look(members)
         stopped_at_s = {}
-        # What an agent said may be over by now: this look goes first where it sees the process, too.
+        # What an agent said may be over by now. Where this look sees the process, too, the look decides.
         for one in (self._told_by_agents.keys() & set(members)) - runs - stopped.keys():
             turns, at_s = self._told_by_agents[one]
             if now_s - at_s < AGENT_SAW_S:

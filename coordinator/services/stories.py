@@ -23,7 +23,7 @@ from horovod.coordinator.store import Guard, Store, StoreError
 from horovod.coordinator.store.stories import KEPT_STORY_S, read_story, write_story
 from horovod.protos.v1 import membership_pb2, story_pb2
 
-WRITE_EVERY_S = 0.1  # at most; a world may lose its members one by one, in a moment
+WRITE_EVERY_S = 0.1  # seconds between two writes, at least: a world may lose its members one by one, in a moment
 KEPT_OVER = 64  # stories of jobs that are over, in memory
 
 _LOGGED = (FORMED, WAITS, OVER)  # each member that is gone, and a job that is taken over, have a line anyhow
@@ -36,7 +36,7 @@ class _Told:
 
     story: Story
     logged: int = 0  # the number of the latest entry in the log
-    stored: int = 0  # the same in the store
+    stored: int = 0  # number of the latest entry in the store
     stored_at_s: float = 0.0
     lease: int | None = None
     writing: asyncio.Task[None] | None = None

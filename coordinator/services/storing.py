@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from horovod.coordinator.store import FencedError, Guard, StoreError, TooLargeError
 
-STORE_RETRY_S = 0.5  # between attempts where the store may answer by itself again
+STORE_RETRY_S = 0.5  # seconds between attempts while the store may answer by itself again
 
 Written = TypeVar("Written")
 

@@ -26,15 +26,16 @@ from horovod.base.seats import peer_of
 from .acknowledgements import Address, address_of, plain_host
 
 LOOK_S = 0.25
-FULL_LOOKS = 120  # of so many looks one counts all connections, whether there seem to be strangers or not
-MAX_LOOKS = 40  # for so many a stranger may stay
+FULL_LOOKS = 120  # one look of so many counts all connections, whether there seem to be strangers or not
+MAX_LOOKS = 40  # looks for which a stranger may stay
 MAX_OF_PEER = 4096  # strangers of one address. All members of a large world may come from one in the same moment
 MAX_STRANGERS = 8192
-MAX_REFUSED = 4  # calls of one connection; a member with a wrong token gives up after the first
-SOON_S = 0.05  # after a connection has had more than that: its other calls wait to be served, and take memory
-LOOK_SHARE = 10  # one look and the next are so many times as far apart as a look takes
+MAX_REFUSED = 4  # refused calls of one connection; a member with a wrong token gives up after the first
+# Seconds until a look, after a connection had more refused calls: its other calls wait to be served, and take memory.
+SOON_S = 0.05
+LOOK_SHARE = 10  # the pause between two looks is this many times the duration of a look
 MAX_REMEMBERED = 1024  # connections with refused calls, before a look tells which of them are still there
-FEW = 32  # so many strangers are not worth a look
+FEW = 32  # with no more strangers than this, none is looked at
 BUSY_CALLS = 64  # admitted between two looks: calls wait to be served, so that those who made them are not late
 _SLICE = 128  # descriptors that are looked at before others in this event loop have their turn
 
@@ -51,14 +52,15 @@ class Strangers:
     """Used in one event loop."""
 
     def __init__(self) -> None:
-        self.ports: set[int] = set()  # on which this coordinator listens; none yet: nobody is looked at
+        # Ports on which this coordinator listens; while there are none, nobody is looked at.
+        self.ports: set[int] = set()
         self._known: set[Address] = set()
-        self._strangers: dict[Address, _Stranger] = {}  # the oldest first
+        self._strangers: dict[Address, _Stranger] = {}  # connections of strangers, the oldest first
         self._watching: Counter[Address] = Counter()  # open watches of the health service, which asks for no token
         self._others = 0  # descriptors of this process that are no connections of clients
         self._admitted = 0  # calls since the last look
-        self._number = 0  # of the look
-        self._suspect = asyncio.Event()  # a connection is stubborn
+        self._number = 0  # number of the latest look
+        self._suspect = asyncio.Event()  # set when a connection is stubborn
 
     # -- what calls show -----------------------------------------------------------------------------------------------
 

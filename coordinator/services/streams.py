@@ -92,7 +92,7 @@ async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
         raise
     except Exception as error:
         if context.done():
-            raise  # the peer is gone, and what was to be sent to it can't be
+            raise  # the peer is gone, and the rest can't be sent
         await context.abort(grpc.StatusCode.INTERNAL, own_error(error, who))
 
 

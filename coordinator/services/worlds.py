@@ -154,10 +154,11 @@ class StoredWorlds:
             written.append(self._membership.kept(job))
             if (kept := self._membership.kept(job)) is not None:
                 self._revisions.pop(job, None)
-                dated = membership_pb2.WorldRecord()  # not `kept`, which is_idle compares
+                dated = membership_pb2.WorldRecord()  # a copy: is_idle compares `kept`, which has no date
                 dated.CopyFrom(kept)
                 dated.work.over_at = self._wall_clock()
-                with contextlib.suppress(WritesRefusedError, UncertainError):  # then all of the world stays
+                # After an error all of the world stays in the store.
+                with contextlib.suppress(WritesRefusedError, UncertainError):
                     await keep_work(self._store, dated, guard)
             else:
                 await self.retract(job, guard)

@@ -30,7 +30,7 @@ MAX_WRITE_BYTES = 1_500_000
 class StoreError(Exception):
     """The store can't be reached or does not do what it should."""
 
-    code: ErrorCode | None = ClusterCode.STORE_FAILED  # None: no person meets it
+    code: ErrorCode | None = ClusterCode.STORE_FAILED  # None: no person meets this error
 
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence if self.code is None else coded(self.code, sentence))

@@ -39,9 +39,9 @@ from .seal import BOUND, NO_PLACE, Place, Seal, UnsealedError, is_sealed
 
 PAGE_ENTRIES = 32  # entries in one page of a range: at most 48 MB
 SEALED = "sealed"  # the key of an entry, empty and sealed, by which coordinators know that they have the right key
-_BLANK = Place(0, 1)  # of an entry in BOUND that is created, and gets its value with the next write
-_ATTEMPTS = 10  # to write an entry in BOUND, which others write at the same time
-_MAX_TOLD = 1000  # entries that the log has named
+_BLANK = Place(0, 1)  # value of an entry in BOUND that was created, and gets its own value with the next write
+_ATTEMPTS = 10  # attempts to write an entry in BOUND, which others write at the same time
+_MAX_TOLD = 1000  # refused entries that the log names
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class EtcdStore:
         if revision is None and guard is None:
             gone = await self._client.write("/etcdserverpb.KV/DeleteRange", request, pb.DeleteRangeResponse)
             return gone.deleted > 0
-        if revision == 0:  # the condition is that the key does not exist
+        if revision == 0:  # revision 0: the condition is that the key does not exist
             return False
         latest = [] if revision is None else [Guard(key, revision)]
         answer = await self._write_if(latest, pb.RequestOp(request_delete_range=request), guard)
@@ -224,7 +224,7 @@ class EtcdStore:
         if revision is not None:
             there = await self._opened(pairs)
             if (there[0].revision if there else MISSING) != revision:
-                if guard is not None:  # nothing is written; what is asked is whether it holds
+                if guard is not None:  # nothing is written; the question is whether the guard holds
                     look = pb.RequestOp(request_range=pb.RangeRequest(key=self._key(guard.key)))
                     await self._write_if([], look, guard)
                 return None
@@ -323,7 +323,7 @@ class EtcdStore:
                 )
         latest = pairs[0].mod_revision if pairs else MISSING
         put = pb.RequestOp(request_put=self._put_request(SEALED, b"", None))
-        await self._write_if([Guard(SEALED, latest)], put, None)  # where another coordinator was faster, that will do
+        await self._write_if([Guard(SEALED, latest)], put, None)  # if another coordinator was faster, its entry will do
 
     def _opens(self, pair: pb.KeyValue) -> bool:
         try:

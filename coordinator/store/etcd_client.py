@@ -22,7 +22,7 @@ from .base import LeaseLostError, StoreError, TooLargeError, UncertainError, Wri
 from .etcd_address import EtcdAddress
 
 CALL_S = 5.0  # seconds for a call with all its attempts
-ATTEMPT_SHARE = 0.3  # the share of it for an attempt at one endpoint, in case that node is stopped
+ATTEMPT_SHARE = 0.3  # share of CALL_S for an attempt at one endpoint, in case that node is stopped
 WATCH_AGAIN_S = 0.1  # seconds between attempts to go on with a watch
 # A node that hangs keeps the connection of a watch and says nothing. So it is asked for a word, which it gives at once:
 # what a watch would tell is noticed elsewhere well within the grace that members have (core/world/life.py).
@@ -37,7 +37,7 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.max_receive_message_length", -1),  # etcd limits what can be written
+    ("grpc.max_receive_message_length", -1),  # no limit: etcd limits what can be written
     ("grpc.use_local_subchannel_pool", 1),
 )
 # A node that has lost its cluster refuses, instead of answering from what it knew or waiting.
@@ -123,7 +123,7 @@ class EtcdClient:
             asking = asyncio.create_task(_ask_for_words(call))
             while (response := await asyncio.wait_for(call.read(), WATCH_SILENT_S)) is not grpc.aio.EOF:
                 if response.canceled and not response.compact_revision:
-                    self._token = ""  # an old login ends watches with a reason, not with a status
+                    self._token = ""  # no token from before: an old login ends watches with a reason, not with a status
                     break
                 yield response
         except grpc.aio.AioRpcError as error:
@@ -207,7 +207,7 @@ class EtcdClient:
         if self._preferred == endpoint:
             self._preferred = following
         if following == 0:
-            await asyncio.sleep(0.05)  # all have been asked; where they refuse connections that took no time
+            await asyncio.sleep(0.05)  # all endpoints were asked; if they refuse connections, that took no time
 
     async def _metadata(self) -> tuple[tuple[str, str], ...]:
         if self._address.user is None:

@@ -104,7 +104,7 @@ async def publish_world(store: Store, record: membership_pb2.WorldRecord, guard:
         value = await _write_parts(store, record, value, guard)
     while True:
         current = await store.get(world_key(world.job))
-        if current and current.value == value:  # an uncertain write did happen: no other world has this secret
+        if current and current.value == value:  # the uncertain write did happen: no other world has this secret
             return current
         if current and membership_pb2.WorldRecord.FromString(current.value).world.epoch > world.epoch:
             return None

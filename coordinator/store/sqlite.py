@@ -19,7 +19,7 @@ from .history import History
 from .leases import Leases
 from .sqlite_file import SqliteFile
 
-MOST_BYTES = 2 << 30  # as etcd, unless that is told otherwise: archives of code take a quarter
+MOST_BYTES = 2 << 30  # the default limit of etcd; archives of code take a quarter of it
 END_AGAIN_S = 1.0  # seconds between attempts to delete the entries of a lease that has ended
 
 Answer = TypeVar("Answer")
@@ -52,7 +52,7 @@ class SqliteStore:
 
     async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
         entry = await self._put(key, value, lease, None, guard)
-        assert entry is not None  # a write without condition always happens
+        assert entry is not None  # a write without a condition always succeeds
         return entry
 
     async def put_if(
@@ -138,7 +138,7 @@ class SqliteStore:
         check_size(key, value)
         self._begin()
         if lease is not None:
-            self._leases.check(lease)  # its end comes after this in the thread
+            self._leases.check(lease)  # the end of a lease comes after this in the thread
 
         def work(file: SqliteFile) -> tuple[Entry | None, Sequence[Change]]:
             entry = file.put(key, value, lease, latest, guard)

@@ -14,8 +14,8 @@ from horovod.base.errors import coded_like, without_code
 from horovod.base.words import plural, printable
 from horovod.coordinator.core.world.overview import JobOverview
 
-MOST_MEMBERS = 512  # of one job; a page is for reading
-MOST_ENTRIES = 12  # of a job's story
+MOST_MEMBERS = 512  # members of one job that the page shows; a page is for reading
+MOST_ENTRIES = 12  # entries of a job's story that the page shows
 
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>horovod coordinator</title><meta http-equiv="refresh" content="5">

@@ -14,7 +14,8 @@ from horovod.coordinator.store import Store, StoreError, WritesRefusedError
 ANSWER_S = 2.0  # a store that takes longer does not answer
 KEEP_S = 1.0
 NO_ANSWER = coded(ClusterCode.STORE_FAILED, "The store does not answer.")
-# A write that never happens, since nothing has this revision, is refused all the same where the store takes none.
+# The test write names a revision that nothing has, so it never happens; a store that takes no writes refuses it all the
+# same.
 _KEY = "ready"
 _NO_REVISION = (1 << 62) - 1
 

@@ -30,7 +30,7 @@ class Shown:
     overview: Callable[[], Iterable[JobOverview]]
     registry: Registry
     obstacle: Callable[[], Awaitable[str]]  # the sentence why this coordinator is not ready, or ""
-    listening: str  # where members connect
+    listening: str  # the address to which members connect
 
 
 def web_server(shown: Shown, token: str | None, host_names: frozenset[str] | None = None) -> WebServer:
@@ -47,7 +47,7 @@ def web_server(shown: Shown, token: str | None, host_names: frozenset[str] | Non
         return Answer("ok\n")
 
     async def readyz() -> Answer:
-        if obstacle := await shown.obstacle():  # which names hosts and files: not for everybody
+        if obstacle := await shown.obstacle():  # the sentence names hosts and files, so it is not for everybody
             sentence = NO_WRITES if code_of(obstacle) is ClusterCode.STORE_TAKES_NO_WRITES else NO_ANSWER
             return Answer(f"{sentence}\n", HTTPStatus.SERVICE_UNAVAILABLE)
         return Answer("ok\n")

@@ -25,10 +25,10 @@ from .operations import Signature, is_unnamed, signature, type_name, user_name
 from .standing import FORGET_S, Standing, Standings
 from .unnamed import counts_in_words, place, with_counts
 
-SETTLE_S = 0.25  # for so long after an answer a report may still be from before it
-MAX_REPORTS = 256  # kept of one rank; beyond that the oldest is dropped
+SETTLE_S = 0.25  # for so long after an answer, a report may still have been sent before the rank got that answer
+MAX_REPORTS = 256  # reports kept of one rank; beyond that the oldest is dropped
 MANY = 64  # a process set with more ranks is a large one
-LOOKED_AT_PER_S = 1000  # reports about one name, in a large process set
+LOOKED_AT_PER_S = 1000  # reports about one name that are looked at in a second, in a large process set
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Announced:
     op: pb.Operation
     signature: Signature
     at_s: float
-    bytes: int = 0  # charged to its rank
+    bytes: int = 0  # how much of its rank's budget this takes
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Report:
     signature: Signature
     since_s: float
     last_s: float
-    bytes: int = 0  # charged to its rank
+    bytes: int = 0  # how much of its rank's budget this takes
     waited_s: float = 0.0  # by the rank's own clock, since it submitted the operation
     number: int = 0  # which of the rank's submissions it is; a name may be submitted many times
 
@@ -66,7 +66,8 @@ class BlockedReports:
         self._by_user_name: dict[str, dict[int, dict[str, Report]]] = {}  # user name -> rank -> wire name
         self._names: dict[int, OrderedDict[str, None]] = {}  # by rank, least recently reported first
         self._answered_at_s: OrderedDict[str, float] = OrderedDict()  # name -> when ranks were last sent an answer
-        self._looked_at_s: dict[str, float] = {}  # by user name, in a large set: all of whose ranks have reported it
+        # User name -> when it was looked at last, for names that all ranks of a large set have reported.
+        self._looked_at_s: dict[str, float] = {}
         self._restarted_at_s: float | None = None
 
     def add(self, rank: int, op: pb.Operation, now_s: float, waited_s: float = 0.0, number: int = 0) -> None:
@@ -153,7 +154,7 @@ class BlockedReports:
             for name in reversed(names):
                 report = self._by_user_name[user_name(name)][rank][name]
                 if now_s - report.last_s > FORGET_S:
-                    break  # the rest is older still
+                    break  # all reports that follow are older still
                 found.setdefault(name, {})[rank] = report
         return found
 
@@ -174,7 +175,7 @@ def find(
     """
     said = reports.of(user)
     if not members or len(said) < len(members) or not reports.is_due(user, len(members), now_s):
-        return None  # all have joined; or the usual stall: some rank is just late
+        return None  # all ranks have joined, or one rank is just late, which is the usual stall
     if not said.keys() >= set(members):
         return None
     standing: dict[int, Standing] = {}
@@ -184,7 +185,7 @@ def find(
         if one is None:
             return None
         standing[rank] = one
-        # A report is of one submission; the rank may be in another one of that name by now.
+        # A report is about one submission. Meanwhile the rank may have submitted the same name again.
         current[rank] = {
             name: report
             for name, report in said[rank].items()
@@ -208,7 +209,7 @@ def _one_name(
 ) -> Disagreement | None:
     """Every rank is in `name`, with signatures that differ."""
     if len({standing[rank].executed.get(number) for rank in members}) > 1:
-        return None  # who has run more may be in a later operation of that name
+        return None  # a rank that has run more operations may be in a later operation of that name
     sentence = disagreement({rank: current[rank][name].op for rank in members}, members)
     if not sentence:
         return None

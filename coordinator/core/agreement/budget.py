@@ -11,13 +11,13 @@ No honest member comes near a limit: its operations are a few thousand of some h
 from horovod.base.errors import OperationCode, coded
 from horovod.protos.v1 import negotiation_pb2, types_pb2
 
-Answers = list[tuple[tuple[int, ...], negotiation_pb2.Decisions]]  # ranks and what they are to be told
+Answers = list[tuple[tuple[int, ...], negotiation_pb2.Decisions]]  # (ranks, the decisions that they are to be told)
 
 MAX_MEMBER_BYTES = 64 << 20
 MAX_WORLD_BYTES = 512 << 20
 
 # Entries of one message: all of them are gone through at once, while no other member is served.
-MAX_BLOCKED = 1024  # the latest; more than MAX_REPORTS of blocked.py are not kept
+MAX_BLOCKED = 1024  # blocked operations of one message; blocked.py keeps only the latest MAX_REPORTS of them
 _MOST = {
     "process_sets": 1 << 13,
     "recalled": 1 << 14,
@@ -28,14 +28,14 @@ _MOST = {
     "hello.known": 1 << 13,
     "hello.failed": 1 << 10,
 }
-_MOST_IDS = 1 << 18  # in all recalls and sets of ids of one message
-_MOST_RANKS = 1 << 19  # in all process sets of one message
+_MOST_IDS = 1 << 18  # ids in all recalls and sets of ids of one message
+_MOST_RANKS = 1 << 19  # ranks in all process sets of one message
 
-_ENTRY_BYTES = 1024  # an operation with its look-up tables, without names and tensors
+_ENTRY_BYTES = 1024  # memory of an operation with its look-up tables, without names and tensors
 _TENSOR_BYTES = 128
 _DIMENSION_BYTES = 16
 _CHARACTER_BYTES = 4  # bytes per character of a name; Latin script takes fewer
-SHARED_BYTES = 256  # for each further rank that announces the same operation
+SHARED_BYTES = 256  # bytes for each further rank that announces the same operation
 
 
 class TooMuchError(Exception):

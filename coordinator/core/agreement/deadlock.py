@@ -36,7 +36,7 @@ from .operations import nobody_waits_for, without_optimizer
 from .standing import Operation, Standing, Standings
 from .unnamed import counts_in_words
 
-MAX_PARTS = 8  # the sentence says of so many groups of ranks what each waits for
+MAX_PARTS = 8  # groups of ranks for which the sentence says what each waits for
 
 # The ranks that must start an operation of a process set; those that have joined are not among them.
 Members = Callable[[int], Collection[int]]
@@ -47,7 +47,7 @@ class DeadlockTimes:
     still_s: float = 5.0  # a rank with blocked threads stands still after so long without progress
     idle_s: float = 60.0  # a rank whose process computes nothing stands still after so long
     patience_s: float = 60.0  # for so long nothing is ended while some rank does not stand still
-    look_s: float = 1.0  # between two searches: a large world sends a report every few milliseconds
+    look_s: float = 1.0  # between two searches for a deadlock: a large world sends a report every few milliseconds
 
 
 USUAL_TIMES = DeadlockTimes()

@@ -14,7 +14,7 @@ from .budget import text_bytes
 from .operations import Signature
 
 MAX_FAILED = 1024  # errors kept for each rank
-MAX_SENTENCE = 1 << 14  # characters; some name operations of many ranks
+MAX_SENTENCE = 1 << 14  # characters of a sentence; some sentences name operations of many ranks
 _COUNT_BITS = 24  # bits of an error's number that count errors; the bits above are the term
 MAX_UNDER_IDS = 256  # errors of operations that ranks may have started under ids
 MAX_FAILED_BYTES = 4 << 20  # bytes of names and sentences kept for each rank
@@ -29,7 +29,7 @@ class Failures:
     def __init__(self, term: int = 0, max_count: int = MAX_FAILED, max_bytes: int = MAX_FAILED_BYTES) -> None:
         """term: of the coordinator that decides."""
         self._term = term
-        self._count = 0  # errors told so far
+        self._count = 0  # number of the latest error of this term
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._of: dict[int, OrderedDict[_Operation, _Failure]] = {}

@@ -23,7 +23,7 @@ from .operations import Signature, is_unnamed, without_optimizer
 
 MAX_IDS = 1 << 14  # ids are below this on the data plane
 USUAL_IDS = 1 << 12  # live ids before any is recalled; as many tensors as a large model has
-SHOWN_NAMES = 3  # of those that do not repeat
+SHOWN_NAMES = 3  # names in a message, of those that do not repeat
 
 Key = tuple[str, Signature]
 
@@ -48,7 +48,8 @@ class IdTable:
         self._capacity = capacity
         self._usual = usual
         self._given_up: OrderedDict[int, None] = OrderedDict()  # hashes of keys recalled as the table was too large
-        self._assigned = self._came_back = 0  # since the last such recall; those among them that had been given up
+        # Ids assigned since the last such recall, and how many of them went to names that had been given up.
+        self._assigned = self._came_back = 0
         self._pattern: list[str] = []  # names given up last that differ in their numbers only, if most of them do
         self.unrepeated: list[str] = []  # names that did not repeat, to be told to the user once; then cleared
         self._told = False
@@ -124,7 +125,7 @@ class IdTable:
         # Optimizers that are made one after the other number the names of their parameters.
         own = [name for name, _ in keys if name and without_optimizer(name) == name]
         pattern = _alike([name for name in own if not is_unnamed(name)])
-        # Twice, because a program with many operations starts all of them before any comes back.
+        # A name counts twice, because a program with many operations starts all of them before any comes back.
         if self._pattern and pattern and _shape(self._pattern[0]) == _shape(pattern[0]) and not self._told:
             self.unrepeated, self._told = self._pattern[:SHOWN_NAMES], True
         self._pattern = pattern if 2 * len(pattern) > len(keys) else []

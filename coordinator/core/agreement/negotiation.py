@@ -45,7 +45,7 @@ from .takeover import ContradictionError, Takeover, read
 from .unnamed import counts_in_words, with_counts
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
-MAX_PROCESS_SETS = 1 << 12  # that one world may have at a time
+MAX_PROCESS_SETS = 1 << 12  # process sets that one world may have at a time
 MAX_NAME_SHOWN = 200  # characters
 STEP = 256  # operations of one message that are taken in at a time: some 5 ms, in which no other member is served
 
@@ -463,8 +463,8 @@ class Negotiation:
         process_set = self._sets[0]
         batch.to(process_set.ranks).joins.append(state)
         if state.phase == pb.JOIN_PHASE_OVER:
-            # The ranks number their unnamed operations anew, and joined ranks did not count the others'. So nothing
-            # may be left that goes by such a number.
+            # The ranks number their unnamed operations anew, and a joined rank did not count the operations of the
+            # others. So nothing that was named by the old numbers may remain.
             self._failures.forget_set(0)
             self._recall_unnamed(process_set, batch)
             return

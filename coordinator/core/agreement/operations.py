@@ -16,8 +16,8 @@ from horovod.protos.v1 import types_pb2 as pb
 MAX_NAME_LENGTH = 4096
 MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 64
-MAX_SIGNATURE_LENGTH = 64  # values; a longer one is kept as its digest
-# What is remembered of operations that were looked at is charged to no job, so it is small: 8 MB for all of them.
+MAX_SIGNATURE_LENGTH = 64  # values in a signature; a longer signature is kept as its digest
+# Remembered operations are charged to no job, so their table is small: 8 MB in all.
 MAX_REMEMBERED = 8192
 MAX_REMEMBERED_BYTES = 512  # a larger operation is looked at each time
 
@@ -28,20 +28,20 @@ _TRAITS = {
 }
 _NO_TRAITS = pb.OperationTraits()  # the traits of a type that this version does not know
 
-# What this version knows; protobuf passes other numbers on as they are.
+# The numbers that this version knows; protobuf passes other numbers on as they are.
 _TYPES = frozenset(pb.OperationType.values())
 _REDUCE_OPS = frozenset(pb.ReduceOp.values())
 _DEVICES = frozenset(pb.DeviceKind.values())
 _DTYPES = frozenset(pb.DataType.values())
 
-# Wire names are "<prefix>.<user name>".
+# A wire name is "<prefix>.<user name>"; these are the prefixes.
 _NAMES = [name.removeprefix("OPERATION_TYPE_").lower() for name, _ in pb.OperationType.items()]
 _PREFIXES = frozenset(prefix + name for name in _NAMES for prefix in ("", "grouped_"))
 
 _UNNAMED = ".noname"
 _OPTIMIZER = re.compile(r"#[0-9]+(?=[.,]|$)")  # clients/horovod/common/optimizer_numbers.py
 
-# Ends the names of operations for which no rank waits: clients/horovod/common/ops/questions.py.
+# A wire name that ends so belongs to a question, for which no rank waits: clients/horovod/common/ops/questions.py.
 _QUESTION = ".all_made.question"
 
 Signature = tuple[object, ...]

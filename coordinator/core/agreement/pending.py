@@ -45,7 +45,7 @@ class PendingOperations(Mapping[str, Mapping[int, Announced]]):
         self._budget.charge(rank, new.bytes, f"operation {name[:200]!r}")
         if old is not None:
             self._budget.release(rank, old.bytes)
-            del announced[rank]  # and add it again at the end, so that the oldest stays first
+            del announced[rank]  # the rank is added again at the end, so that the oldest stays first
         announced[rank] = new
         self._by_name[name] = announced
 

@@ -19,7 +19,7 @@ class Agreed:
     """An operation that all members announced alike."""
 
     op: types_pb2.Operation
-    payer: int  # the rank to which it is charged
+    payer: int  # the rank to whose budget it is charged
     bytes: int
 
 

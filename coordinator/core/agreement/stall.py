@@ -24,7 +24,7 @@ from .standing import Standings
 from .unnamed import MAX_KINDS, counts_in_words
 
 MAX_NAMES = 6  # names in the line of each rank
-MAX_RANKS = 64  # a world may have thousands of ranks
+MAX_RANKS = 64  # ranks that a report names; a world may have thousands
 MAX_NAME_LENGTH = 200
 
 UNCERTAIN = (
@@ -41,7 +41,7 @@ class Stall:
     name: str
     waited_s: float
     missing: tuple[int, ...]
-    counts: str = ""  # of unnamed operations: what ranks say of them
+    counts: str = ""  # what ranks say of how many unnamed operations they have started
     certain: bool = True  # False: at least one of `missing` has not started it, and the others may have
 
 
@@ -57,7 +57,7 @@ def find_stalls(
     found: list[Stall] = []
     waiting = {number: one.reports.recent(now_s) for number, one in sets.items()}
     blocked_ranks = {rank for by_name in waiting.values() for by_rank in by_name.values() for rank in by_rank}
-    known: dict[tuple[int, str], str] = {}  # by process set and kind
+    known: dict[tuple[int, str], str] = {}  # (process set, kind of operation) -> what is said of its count
 
     def counts(number: int, name: str) -> str:
         """What is said of one unnamed operation holds for all of its kind."""
@@ -117,7 +117,7 @@ class StallTimes:
 @dataclass(frozen=True)
 class Verdict:
     warning: str = ""  # for the log and for the user
-    shutdown: str = ""  # the sentence with which the epoch ends
+    shutdown: str = ""  # the sentence with which the epoch ends; "" while it goes on
 
 
 def times_of(options: Mapping[str, str]) -> tuple[StallTimes, str]:
@@ -148,7 +148,7 @@ class StallWatch:
 
     def __init__(self, times: StallTimes) -> None:
         self.times = times
-        self._said: Mapping[int, Sequence[str]] = {}  # missing ranks of the last warning, with their tensors
+        self._said: Mapping[int, Sequence[str]] = {}  # what the last warning said: missing rank -> its tensors
         self._said_at_s = 0.0
         self._ended = False
 

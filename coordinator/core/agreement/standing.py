@@ -22,7 +22,7 @@ from .budget import Budget, text_bytes
 
 FORGET_S = 3.0  # reports further apart than this are about different waits
 IDLE_SHARE = 0.05  # share of one processor: a process that uses less counts as idle
-MOST_KINDS = 64  # of unnamed operations, in a report
+MOST_KINDS = 64  # kinds of unnamed operations in one report
 MAX_LINE_LENGTH = 200
 
 Operation = tuple[int, str]  # process set, wire name
@@ -38,15 +38,16 @@ class Standing:
     since_s: float  # since when its report has been the same
     last_s: float
     idle_since_s: float  # since when its process has been idle
-    idle_cpu_us: int  # the processor time that it had used by then
+    idle_cpu_us: int  # processor time that the process had used at `idle_since_s`
     all_threads: bool
     moving: bool
     cut_short: bool
     operations: Mapping[Operation, pb.Unfinished]  # in flight, oldest first
     executed: Mapping[int, int]  # operations of each process set's log that it has run
-    unnamed: Mapping[Operation, int] = field(default_factory=dict)  # started, by process set and kind
+    # (process set, kind) -> how many unnamed operations were started.
+    unnamed: Mapping[Operation, int] = field(default_factory=dict)
     at: str = ""  # the line of the script at which the main thread stands
-    bytes: int = 0  # charged to the rank for this
+    bytes: int = 0  # how much of the rank's budget this takes
 
     @property
     def awaited(self) -> list[Operation]:

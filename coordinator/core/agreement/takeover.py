@@ -27,7 +27,7 @@ from .budget import text_bytes
 
 MAX_FAILED = 64  # errors that one hello may hold
 
-_ID_BYTES = 100  # what an id takes in sets and dictionaries, measured as in budget.py
+_ID_BYTES = 100  # memory of an id in sets and dictionaries, measured as in budget.py
 
 
 class ContradictionError(Exception):
@@ -42,7 +42,7 @@ class Told:
     """What one rank has told."""
 
     ids: dict[int, set[int]] = field(default_factory=dict)  # process set -> the ids that it may use
-    # Process set -> those of these ids of which it has got the recall.
+    # Process set -> those of its ids whose recall the rank has got.
     recalled: dict[int, set[int]] = field(default_factory=dict)
     rounds_over: int = 0
     last_joined: int = 0

@@ -16,8 +16,8 @@ ADVICE = (
     "If only some ranks call one of them, HOROVOD_CHECK_CALL_SITES=1 shows the line. Operations with names (name=) "
     "can't be mixed up."
 )
-MAX_KINDS = 3  # are told of
-MAX_DIGITS = 20  # as many as a count of 64 bits has
+MAX_KINDS = 3  # kinds of operations that a sentence tells of
+MAX_DIGITS = 20  # digits in the largest count of 64 bits
 
 
 def counts_in_words(

@@ -16,12 +16,13 @@ _SIGTERM = 15
 class Agent:
     name: str
     register: pb.Register
-    away_since_s: float | None = None  # None: it is connected
+    away_since_s: float | None = None  # since when the agent has no stream; None: it is connected
     is_draining: bool = False
-    may_have_shrunk: bool = True  # its slots were told, and not yet compared with those that jobs have there
+    # The agent has told its slots, and they were not yet compared with those that jobs have there.
+    may_have_shrunk: bool = True
     # Job -> ranks that run there, though no record asks for them: also of a share that the job has lost.
     strays: dict[str, int] = field(default_factory=dict)
-    seen_at_s: float = 0.0  # when one of its ranks was last connected while the agent was away
+    seen_at_s: float = 0.0  # when a rank on this host was last connected while the agent was away
     fitness: Fitness = field(default_factory=Fitness)
 
     @classmethod
@@ -49,5 +50,6 @@ class Agent:
             self.strays.pop(report.job, None)
             return [Command(self.name, commands.forget(report.job, report.share))]
         is_new = report.job not in self.strays
-        self.strays[report.job] = sum(not rank.ended for rank in report.ranks)  # none before the first, or the next
+        # No rank of it has ended before the first report.
+        self.strays[report.job] = sum(not rank.ended for rank in report.ranks)
         return [Command(self.name, commands.signal(report.job, _SIGTERM, stop=True))] if is_new else []

@@ -36,7 +36,7 @@ def set_aside(record: jobs_pb2.JobRecord, agent: str, reason: str, wall_s: float
         found = record.hosts_aside.add(agent=agent)
     policy, how_long = record.spec.policy, "further process of this job"
     if policy.cooldown_most_seconds:
-        # The same for each coordinator that decides it, and another one for each host and time.
+        # The chance depends on job, host and time alone, so every coordinator that decides it gets the same.
         chance = random.Random(f"{record.id} {agent} {found.times}").random()
         cooldown = Cooldown(policy.cooldown_least_seconds, policy.cooldown_most_seconds)
         delay_s = cooldown.delay_s(found.times, chance)

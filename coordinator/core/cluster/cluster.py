@@ -62,7 +62,7 @@ class Cluster:
         for record in records:
             job = self.jobs[record.id] = ClusterJob(record)
             for share in record.shares:
-                # Also for a job that is over, because what its ranks printed is on that host.
+                # A job that is over needs its share as well, because what its ranks printed is on that host.
                 is_wanted = share.started or not (share.over or job.is_over)
                 if is_wanted and share.agent not in self.agents:
                     self.agents[share.agent] = Agent.expected(share.agent, now_s)
@@ -266,7 +266,7 @@ class Cluster:
         if agent is None or not agent.is_connected:
             return 0.0
         promised_s = agent.register.word_seconds
-        return promised_s if 0 < promised_s < AGENT_S else AGENT_S  # also for what is no number
+        return promised_s if 0 < promised_s < AGENT_S else AGENT_S  # a promise that is NaN comes out as AGENT_S, too
 
     def host_goes(self, job_id: str, slot: int, incarnation: int) -> bool:
         """Whether the job gives up a whole host when this process fails there. True also of a process that it has given

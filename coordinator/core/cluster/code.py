@@ -14,7 +14,7 @@ from horovod.base.errors import ClusterCode, coded
 from horovod.protos.v1 import jobs_pb2
 
 CHUNK_BYTES = 512 << 10  # etcd takes values of up to 1.5 MiB
-MAX_CODE_BYTES = 64 << 20  # of one archive
+MAX_CODE_BYTES = 64 << 20  # bytes of one archive
 TOTAL_BYTES = 512 << 20  # a quarter of what etcd keeps unless told otherwise
 _NAME = re.compile(r"[0-9a-f]{64}")
 
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[0-9a-f]{64}")
 class Archive:
     size: int
     missing: set[int]  # chunks
-    used: int = 0  # a counter of all uses at its last use: the lowest was used longest ago
+    used: int = 0  # the counter of all uses when this archive was last used: the lowest was used longest ago
 
     @property
     def is_complete(self) -> bool:
@@ -33,7 +33,7 @@ class Archive:
 @dataclass
 class Archives:
     total_bytes: int = TOTAL_BYTES
-    known: dict[str, Archive] = field(default_factory=dict)  # by the hash of their content
+    known: dict[str, Archive] = field(default_factory=dict)  # hash of the content -> the archive
     _uses: int = 0
 
     def use(self, name: str) -> None:

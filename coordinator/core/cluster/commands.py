@@ -9,7 +9,7 @@ from .effects import Command
 from .job import hosts_of
 from .sizes import is_elastic
 
-LEAVE_S = 60.0  # for a process to come to its next commit, where the job says nothing else
+LEAVE_S = 60.0  # seconds that a process may take to its next commit, if the job does not say
 
 
 def start(record: jobs_pb2.JobRecord, share: jobs_pb2.Share) -> pb.AgentCommand:

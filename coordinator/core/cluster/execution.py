@@ -56,12 +56,13 @@ def reported(
         changed = True
     if report.over and not share.over:
         share.over = changed = True
-        if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:  # else it ended before a line that was to come
+        # Otherwise the share ended before a line that was to come.
+        if is_current or record.state == jobs_pb2.JOB_STATE_RUNNING:
             gone = lines.lose(record, share, job.pids, printable(report.error) or lines.NOT_KNOWN, wall_s)
-            if drains:  # they were not started any more
+            if drains:  # processes that are to drain were not started any more
                 _mark_drained(record, gone)
         effects.append(Command(share.agent, commands.forget(record.id, share.generation)))
-    # First, since it is evidence for the world and no decision that must be stored.
+    # The world hears of ended ranks first: that is evidence, and no decision that must be stored.
     ended = rank_ends(record, before)
     judged = _judged(job, wall_s) if changed else []
     if agent.is_draining and not share.slots and not share.over and record.state == jobs_pb2.JOB_STATE_RUNNING:
@@ -87,7 +88,8 @@ def abandoned(job: ClusterJob, wall_s: float) -> list[Effect]:
     record.state = jobs_pb2.JOB_STATE_ENDING
     ended: list[Effect] = []
     for share in record.shares:
-        if not share.started and not share.over:  # if its agent has started it nevertheless, it is told to end it
+        # If its agent has started the share nevertheless, the agent is told to end it.
+        if not share.started and not share.over:
             ended += _lose(job, share, lines.NOT_STARTED, wall_s)
     ends = commands.to_each(record, commands.end(record.id))
     return [*ended, *ends, *_judged(job, wall_s)]
@@ -101,7 +103,7 @@ def give_back(job: ClusterJob, slots: Collection[int], why: str, wall_s: float) 
         return []
     job.obey(target)
     record.sentence = sentence if target.phase is Phase.ENDS else f"{sentence.removesuffix('.')}, since {why}."
-    if target.phase is Phase.ENDS:  # it is left with too few, and has no patience
+    if target.phase is Phase.ENDS:  # the job is left with too few processes, and has no patience
         return [*job.saved(), *commands.to_each(record, commands.end(record.id))]
     told = [Command(share.agent, commands.leave(record, share)) for share in record.shares if share.leaving]
     return [*job.saved(), *told]
@@ -118,7 +120,7 @@ def _note_exits(
     for rank in report.ranks:
         incarnation = rank.incarnation or 1
         if incarnation != current.get(rank.rank):
-            continue  # of a process that was replaced; that it has ended is known
+            continue  # this is about a process that was replaced; its end is known
         if job.pids.get(rank.rank) != rank.pid:
             job.pids[rank.rank], job.began_s[rank.rank] = rank.pid, wall_s
         if rank.ended and (rank.rank, incarnation) not in before:
@@ -198,7 +200,7 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     """What the agents of a running job are to do, now that processes of it have ended."""
     record = job.record
     replaces = record.spec.policy.replaces_failed
-    # A host that was to be left, and is gone, is not to blame.
+    # A host that was to be left is not to blame when it goes.
     left = leaving_slots(record) | {one.rank for one in latest(record) if one.drained}
     lost = {share.agent for share in record.shares if share.over and set(share.slots) - left}
     hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
@@ -215,7 +217,7 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     blamed = {slot.host for slot in job.target.slots if slot.number not in left} if target.rules.host_goes else set()
     blamed -= {slot.host for slot in target.slots}
     job.obey(target)
-    if not is_news:  # it is short of processes, as before
+    if not is_news:  # the job is short of processes, as it was before
         return []
     if is_elastic(record.spec) and target.phase is Phase.RUNS:
         reasons = dict.fromkeys(blamed, "a process failed there") | dict.fromkeys(lost, "it was lost")

@@ -46,9 +46,9 @@ def grace_of(record: jobs_pb2.JobRecord, share: jobs_pb2.Share, attendance: Atte
 class Fitness:
     """Whether a host is given jobs."""
 
-    unfit: str = ""  # why it can't start any job, as its agent says
-    failed: str = ""  # why it could not start its last job; empty when it is not set aside for that
-    failures: int = 0  # failed starts since the last one that succeeded
+    unfit: str = ""  # why this host can't start any job, as its agent says
+    failed: str = ""  # why this host could not start its last job; empty when it is not set aside for that
+    failures: int = 0  # failed starts here since the last one that succeeded
     until_s: float = field(default=0.0)
 
     def could_not_start(self, reason: str, now_s: float) -> None:

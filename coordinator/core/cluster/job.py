@@ -27,13 +27,13 @@ class ClusterJob:
 
     record: jobs_pb2.JobRecord
     pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, as far as agents have told
-    began_s: dict[int, float] = field(default_factory=dict)  # rank -> when that was told, by the wall clock
+    began_s: dict[int, float] = field(default_factory=dict)  # rank -> when its pid was told, by the wall clock
     failed_starts: dict[str, int] = field(default_factory=dict)  # by host; see blacklist.py
     is_brief: bool = False  # the store refused the whole record; it has only what is needed to end the job
-    attendance: Attendance | None = None  # of its ranks, as last told; None: not known
-    has_joined: bool = True  # one of its processes has joined it; also where that is not known
-    epoch: int | None = None  # of its latest world; 0: it had none; None: not known
-    _target: Target | None = None  # that of the record, once it was asked for
+    attendance: Attendance | None = None  # who of its ranks is connected, as last told; None: not known
+    has_joined: bool = True  # one of its processes has joined it, or that is not known
+    epoch: int | None = None  # epoch of its latest world; 0: it had none; None: not known
+    _target: Target | None = None  # made from the record when it is first asked for
 
     @property
     def target(self) -> Target:

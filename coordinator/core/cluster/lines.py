@@ -78,7 +78,7 @@ def lose(
     current = incarnations(record)
     lost = [rank for rank in ranks if rank not in known]
     if record.state == jobs_pb2.JOB_STATE_ENDING and any(failed(one) for one in record.outcomes):
-        # A process that was to take the place of another, and was not started before the job began to end, is no loss.
+        # A replacement that was not started before the job began to end is no loss.
         lost = [rank for rank in lost if current.get(rank, 1) == 1 or rank in pids]
     for rank in lost:
         outcome = record.outcomes.add(rank=rank, pid=pids.get(rank, 0), lost=cause, ended_at=wall_s)

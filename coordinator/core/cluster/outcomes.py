@@ -78,7 +78,8 @@ def forget_replaced(record: jobs_pb2.JobRecord) -> None:
     for one in record.outcomes:
         if incarnation_of(one) < current.get(one.rank, 0):
             kept[one.rank] = max(kept.get(one.rank, 0), incarnation_of(one))
-    # Of a slot that the job does not have any more, what may explain why processes on other hosts end soon after.
+    # Outcomes of slots that the job has given up are kept when they may explain why processes on other hosts end soon
+    # after.
     keeps_all = record.spec.policy.supplied_hosts
     wanted = [
         one

@@ -14,8 +14,8 @@ from horovod.protos.v1 import agents_pb2 as pb
 
 from .agent import Agent
 
-PROBE_TIMEOUT_S = 5.0  # for connecting, in the agent
-ANSWER_TIMEOUT_S = 15.0  # for its answer
+PROBE_TIMEOUT_S = 5.0  # seconds for an agent to connect to another
+ANSWER_TIMEOUT_S = 15.0  # seconds for the agent's answer
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Found:
 @dataclass
 class _Asked:
     agent: str
-    targets: frozenset[str]  # the agents that it is to reach
+    targets: frozenset[str]  # the agents that the asked one is to reach
     deadline_s: float
 
 
@@ -45,7 +45,8 @@ class Reachability:
         if len(agents) < 2:
             return Found()
         for number, asked in list(self._asked.items()):
-            if asked.deadline_s < now_s:  # that agent is slow or gone: what it can't reach in time it can't reach
+            # That agent is slow or gone; what it has not reached in time counts as unreachable.
+            if asked.deadline_s < now_s:
                 self.answered(asked.agent, number, ())
                 self._overdue[number] = asked
         probes = []
@@ -79,7 +80,7 @@ class Reachability:
             for number, asked in self._asked.items()
             if asked.agent != agent and agent not in asked.targets
         }
-        self._overdue = {  # what they say of others is still of use
+        self._overdue = {  # what overdue probes say of other hosts is still of use
             number: replace(asked, targets=asked.targets - {agent})
             for number, asked in self._overdue.items()
             if asked.agent != agent and asked.targets != {agent}

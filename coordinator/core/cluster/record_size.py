@@ -13,7 +13,7 @@ from .sizes import processes_of
 MAX_RECORD_BYTES = 1_450_000  # what a store takes (store/base.py), without the key
 _OUTCOME_BYTES = 32  # bytes of one process's outcome in the shortest form
 _SLOT_BYTES = 4  # bytes of its slot in a share
-# Of a process in whose place another one is, of two incarnations, and of a slot that is to leave.
+# Bytes of a replaced process, of the incarnations of both processes, and of a slot that is to leave.
 _REPLACED_BYTES = _OUTCOME_BYTES + 3 + 4 + 3
 _SHARE_BYTES = 16  # bytes by which a share grows while its ranks run
 _TOLD_BYTES = 100_000  # bytes for sentences
@@ -115,7 +115,7 @@ def _shortest(record: jobs_pb2.JobRecord) -> jobs_pb2.JobRecord:
     for one in short.hosts_aside:
         one.reason = ""
     for share in short.shares:
-        del share.left[:]  # what was printed there is not found any more
+        del share.left[:]  # what ranks printed there is not found any more
     told = 0
     for outcome in short.outcomes:
         if not 0 < outcome.pid < 1 << 31:

@@ -57,7 +57,7 @@ class Scheduler:
             if job.record.spec.policy.replaces_failed:
                 effects += execution.looked_at(job, wall_s)
             if is_elastic(job.record.spec):
-                # A job that waits for room goes before one that runs and would only grow.
+                # A waiting job comes before a running one that would only grow.
                 effects += [] if waits_for_room else self._grown(job, now_s, wall_s)
         return effects
 
@@ -254,7 +254,7 @@ class Scheduler:
         for agent in sorted(self._usable(), key=lambda one: natural(one.name)):
             if agent.register.slots - taken.get(agent.name, 0) < each:
                 continue
-            # What is left of an earlier share must be gone first.
+            # An earlier share on that host must be gone first, with its processes.
             if blacklist.is_aside(record, agent.name, wall_s) or record.id in agent.strays:
                 continue
             share = job.share_of(agent.name)

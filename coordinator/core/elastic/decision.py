@@ -47,22 +47,22 @@ class Exit:
     incarnation: int
     failed: bool  # anything but exit code 0
     how: str = ""  # completes "slot 1 on host a ", without a full stop
-    host_lost: bool = False  # nothing can be started on its host
-    drained: bool = False  # it was told to leave its host, on which nothing is to be started
+    host_lost: bool = False  # its host is lost, so nothing can be started there
+    drained: bool = False  # its agent told it to leave the host, on which nothing is to be started
     follows: bool = False  # it gave up because a process on another host had failed just before
-    early: bool = False  # soon after it was started
-    by_itself: bool = False  # with an exit code, and not by a signal
+    early: bool = False  # it ended soon after it was started
+    by_itself: bool = False  # it ended with an exit code, and not by a signal
     work_done: bool = False  # the work of the job was done when it ended
-    unneeded: bool = False  # the work was done without it, so its failure is none
-    state_lost: bool = False  # it found that all that the job had committed is lost
+    unneeded: bool = False  # the job's work was done without this process, so its failure does not count
+    state_lost: bool = False  # the process found that all that the job had committed is lost
 
 
 @dataclass(frozen=True)
 class Observed:
     exits: Sequence[Exit] = ()  # in the order in which they came; those of earlier incarnations change nothing
     room: Mapping[str, int] = field(default_factory=dict)  # host -> further processes that it could have; best first
-    taken_back: Collection[int] = ()  # slots that others are to have
-    stopped: bool = False  # a person asked for its end
+    taken_back: Collection[int] = ()  # slots that other jobs are to have
+    stopped: bool = False  # a person asked for the end of the job
     well: Collection[int] = ()  # slots whose processes have run for a while
     joined: bool = True  # a process of the job has joined it; also where that is not known
     epoch: int | None = None  # of the job's latest world; 0: it had none; None: not known
@@ -88,7 +88,8 @@ def decide(now_s: float, target: Target, observed: Observed) -> tuple[Target, st
         why = f"{_in_words(lost, target)}: all that the job had committed is lost, so it ends.{_before(lost, observed)}"
         return _ended(target, coded(WorldCode.STATE_LOST, why))
     done = [one for one in ends.values() if not one.failed or one.unneeded or one.work_done]
-    failed = [one for one in failed if not one.work_done]  # what they are worth, the end of the job says
+    # Failures after the work was done are judged when the job ends.
+    failed = [one for one in failed if not one.work_done]
     # The others failed earlier, and their slots wait for another process.
     news = [one for one in failed if target.by_number[one.slot].retry_at_s is None]
     if news and (target.phase is Phase.FINISHES or done):
@@ -151,7 +152,7 @@ def _limit_in_words(target: Target, ended: Collection[int], observed: Observed) 
         return f"{limit_in_words(limit)}."
     healthy = [slot for slot in target.staying if not slot.failures or slot.number in observed.well]
     if sum(slot.number not in ended for slot in healthy) >= rules.fewest:
-        return ""  # these go on
+        return ""  # the other processes go on
     return f"{limit_in_words(limit)} without progress."
 
 
@@ -229,7 +230,8 @@ def _filled(
                 delay_s = retry_at_s - now_s
                 sentences.append(f"{_in_words(one, target)}; another process takes its place in {delay_s:g} s.")
             continue
-        host = _with_room(room) if old in lost else old  # there it has the place of the process that has ended
+        # On its new host the process takes the place of the one that has ended.
+        host = _with_room(room) if old in lost else old
         if host is None:
             sentences.append(f"{_in_words(one, target)}, and there is no room for another process.")
             continue

@@ -34,7 +34,7 @@ class Rules:
     fewest: int
     most: int
     on_failure: OnFailure = OnFailure.END
-    most_replacements: int | None = None  # in the job's life; None: no limit
+    most_replacements: int | None = None  # replacements in the job's whole life; None: no limit
     patience_s: float = 0.0  # for how long there may be fewer than `fewest` slots
     # Only those replacements count since the job has last gone on, and they end it only if too few processes are left
     # that have not failed.
@@ -47,9 +47,9 @@ class Slot:
     number: int
     host: str
     incarnation: int = 1
-    is_leaving: bool = False  # its process was asked to end, and the slot goes with it
+    is_leaving: bool = False  # its process was asked to end, and the slot is given up with it
     failures: int = 0  # processes of it that failed soon after their start, in a row
-    retry_at_s: float | None = None  # its process has failed, and the next one is started then
+    retry_at_s: float | None = None  # its process has failed, and the next one is started at this time
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Target:
     phase: Phase = Phase.RUNS
     replacements: int = 0  # so far
     setbacks: int = 0  # processes that have failed since the job has last gone on
-    progress_epoch: int = 0  # the latest world of then
+    progress_epoch: int = 0  # the job's latest world when it last went on
     short_since_s: float | None = None  # since when there are fewer slots than `rules.fewest`, without leaving ones
 
     @cached_property

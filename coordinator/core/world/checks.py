@@ -22,7 +22,7 @@ MAX_VALUE_LENGTH = 4096
 MAX_ENTRIES = 256
 MAX_OPTIONS_LENGTH = 64 << 10  # characters of all options of one request, of which each waiting request has a copy
 MAX_PROOF_BYTES = 64
-MAX_WAITING_BYTES = 256 << 20  # of all requests of a job that wait, options included
+MAX_WAITING_BYTES = 256 << 20  # bytes of all requests of a job that wait, options included
 MAX_REASON_LENGTH = 64 << 10  # characters that a member says about itself or its peers
 MAX_SETTLE_S = 3600
 

@@ -58,7 +58,7 @@ class Formed:
     """A world has begun; its members are told in effects of their own."""
 
     world: pb.World
-    claims: Mapping[str, int]  # member id -> its rank in the job's last world, of those that have proved it
+    claims: Mapping[str, int]  # member id -> its rank in the job's last world, for members that have proved it
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Gone:
 
     job: str
     told: pb.MemberGone
-    evidence: str  # of a loss, as life.py classes it
+    evidence: str  # the kind of evidence for a loss (life.py)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class WorkDone:
     """The work of an elastic job is done; or, where there are no `slots`, is to go on after all."""
 
     job: str
-    slots: Mapping[int, int]  # of its scheduler: those of the members -> which process of each
+    slots: Mapping[int, int]  # the scheduler's slot -> incarnation of the process that is a member in it
 
 
 @dataclass(frozen=True)

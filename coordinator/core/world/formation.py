@@ -17,9 +17,9 @@ class Formation:
     job: str
     requests: dict[str, pb.JoinRequest]
     places: tuple[Place, ...]
-    newcomers: frozenset[str] = frozenset()  # ids of those who were not in the last world, as others were
+    newcomers: frozenset[str] = frozenset()  # ids of members that were not in the last world, when others were
     work: pb.JobWork = field(default_factory=pb.JobWork)  # what the job has done until now
-    anew: str = ""  # what the user is told, where the training begins anew though the job has committed
+    anew: str = ""  # what the user is told when the training begins anew although the job has committed
 
     def world(self, epoch: int, secret: bytes) -> pb.World:
         hosts = _Hosts()

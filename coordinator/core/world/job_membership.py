@@ -184,7 +184,8 @@ class JobMembership:
             return self._over_in_words(request)
         is_late = claim is None and (request.incarnation > 0 or request.HasField("rejoin") or self._work.done)
         if is_late and sizes_of(request).is_elastic and self._work_is_done and not self._follows_a_failure(request):
-            # Its launcher started it before it had heard of that, or the others have gone on without it.
+            # The launcher started this process before it heard that the job is done, or the others have gone on without
+            # it.
             return self._done_in_words()
         if not self.liveness.runs and isinstance(verdict := self._verdict_with(request, now_s), Lost):
             return verdict.sentence
@@ -225,7 +226,8 @@ class JobMembership:
     @property
     def _is_elastic(self) -> bool:
         last = self.rendezvous.last
-        if not self.liveness.world.epoch and last is not None:  # another coordinator, or an earlier life, had its world
+        # Another coordinator, or an earlier run of this one, had the job's last world.
+        if not self.liveness.world.epoch and last is not None:
             return last.is_elastic
         return sizes_of_world(self.liveness.world).is_elastic
 
@@ -246,7 +248,8 @@ class JobMembership:
         if not self.rendezvous.is_forming(formation):
             return []
         self.rendezvous.forget_refused()
-        effects = self._send_away(formation.requests, sentence)  # all, before some of them could form a world
+        # All are sent away before some of them could form a world.
+        effects = self._send_away(formation.requests, sentence)
         return [*effects, *self.rendezvous.advance(now_s)]
 
     def give_up(self, sentence: str) -> list[Effect]:

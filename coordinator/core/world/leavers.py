@@ -25,11 +25,11 @@ from .waiting import MOST_TOLD_PER_S, TELL_EVERY_S
 class Leavers:
     """Of one world."""
 
-    told: pb.MembershipEvent | None = None  # what its members were told last
-    _reasons: dict[int, str] = field(default_factory=dict)  # by rank, in the order in which they said it
+    told: pb.MembershipEvent | None = None  # what members were told last about those who leave
+    _reasons: dict[int, str] = field(default_factory=dict)  # rank -> why it leaves, in the order in which they said it
     _is_news: bool = False
     _told_at_s: float | None = None
-    _due_at_s: float | None = None  # a LookLater has been returned for then
+    _due_at_s: float | None = None  # the time for which a LookLater was returned; None: none is due
 
     def add(self, one: Present, reason: str) -> None:
         """This member of the world will leave. The first reason counts."""

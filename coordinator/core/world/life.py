@@ -73,22 +73,22 @@ def stayed_away(away_s: float) -> str:
 
 @dataclass
 class Life:
-    has_world: bool = False  # it said that it has its world, so it knows the world's secret
-    away_since_s: float | None = None  # None: it is connected
-    vouched_at_s: float = 0.0  # when a witness last vouched for it, since it is away
+    has_world: bool = False  # the member said that it has its world, so it knows the world's secret
+    away_since_s: float | None = None  # since when it has no stream; None: it is connected
+    vouched_at_s: float = 0.0  # when a witness last vouched for it since it went away
     accused: str = ""  # the cause that follows from what a peer said of its connections
     accuser: str = ""  # that peer
     ended_at_s: float | None = None
     ended: str = ""  # why it is known that its process has ended
-    agent_told: bool = False  # the agent has told how it ended
-    held: str = ""  # the cause of its loss, while that waits for the agent's word
+    agent_told: bool = False  # the agent has told how the process ended
+    held: str = ""  # the cause of its loss, while the loss waits for the agent's word
     held_at_s: float = 0.0
     held_for_s: float = 0.0
     unseen: bool = False  # it was a member at another coordinator, and has not connected to this one
-    stopped_until_s: float = 0.0  # the latest look that found it stopped
-    stopped_since_s: float | None = None  # None: it was not seen to be stopped
+    stopped_until_s: float = 0.0  # until when it counts as stopped: the latest look that found it so
+    stopped_since_s: float | None = None  # since when it was seen to be stopped; None: it was not
     turns: int = 0  # how often the stopped process was given a processor
-    silent_since_s: float | None = None  # since when its host acknowledges nothing
+    silent_since_s: float | None = None  # since when its host acknowledges nothing; None: it does
 
     def needs_watching(self) -> bool:
         return self.away_since_s is not None or self.ended_at_s is not None or bool(self.held)

@@ -29,7 +29,7 @@ from .present import Present
 from .sight import Sight, hung_limit_s
 
 MAX_WITNESSES = 2  # witnesses that are asked about one member
-MAX_ASKED = 4  # of the world, and of those that wait for its end, members that are to show that they run
+MAX_ASKED = 4  # members that are asked at a time to show that they run, of a world and of those that wait for its end
 # How long a world without any connected member is kept: its members may still train, when only their connections to
 # this coordinator broke. A process that wants to join the job ends the wait.
 DORMANT_S = 3600.0
@@ -61,7 +61,7 @@ class Liveness:
         self.suspected: dict[str, Present] = {}  # by member id
         self.gone: dict[int, pb.MemberGone] = {}  # rank -> how it left the world or was lost
         self.hung_limit_s = hung_limit_s(world)
-        # A member has lost its connections to a peer. Where several are out of reach, it names the first.
+        # Whether a member has lost its connections to a peer. If several are out of reach, the first is named.
         self._is_torn = False
         self._agent_s = agent_s
         self._causes: dict[str, str] = {}  # member id -> the sentence with which it was declared lost
@@ -73,7 +73,7 @@ class Liveness:
             if namespace := one.request.process.namespace:
                 self._by_namespace.setdefault(namespace, []).append(one)
         self.by_rank = {one.rank: one for one in self.present.values()}
-        # By the rank that its launcher gave it, each member, also those that are gone.
+        # Each member by the rank that its launcher gave it, also members that are gone.
         self._by_slot = {one.started_as: one for one in self.present.values()}
 
     @classmethod

@@ -197,7 +197,7 @@ class Membership:
         self, attach: pb.Attach, nonce: bytes, proof: bytes, now_s: float
     ) -> tuple[pb.Refused | None, list[Effect]]:
         """The member answered the challenge. Its stream, if it has an older one, is replaced by the caller."""
-        if refused := self.may_attach(attach):  # again, because things may have changed since the challenge
+        if refused := self.may_attach(attach):  # asked once more, because things may have changed since the challenge
             return refused, []
         job = self._job(attach.job)
         refused, effects = job.attach(attach, nonce, proof, now_s)

@@ -13,7 +13,7 @@ class MemberOverview:
     rank: int
     host: str
     pid: int
-    away: bool  # its stream is broken, and it may come back
+    away: bool  # the member's stream is broken, and it may come back
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class JobOverview:
     size: int  # members of its world, or of the next one while none runs
     members: tuple[MemberOverview, ...]  # members of its world that are not gone
     waiting: int  # members that wait for the next world
-    waits_for: str  # a sentence, or ""
+    waits_for: str  # a sentence about what the waiting members wait for; "" if nobody waits
     # By the ranks that launchers have given waiting members: how many seconds each took to start.
     waiting_ranks: Mapping[int, float] = field(default_factory=dict)
     reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
-    newcomers: int = 0  # of `waiting`, those that its world has not had
+    newcomers: int = 0  # how many of `waiting` were not in the running world
     story: tuple[story_pb2.StoryEntry, ...] = ()  # the latest entries, the oldest first
 
 

@@ -52,9 +52,9 @@ from .work import Anew, JobWork, Lost, Verdict, Waits
 
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.
 RETURN_S = 20.0
-BROKEN_S = 3.0  # and where its last stream has broken, as it does when the process ends
-DECISION_S = 3.0  # that a process which has failed may take to exit, and its launcher to decide what that means
-SLOW_START = 10  # processes that were started together come as far apart as so many settle times
+BROKEN_S = 3.0  # seconds to join again for a member whose last stream has broken, as it does when the process ends
+DECISION_S = 3.0  # seconds in which a failed process exits and its launcher decides what that means
+SLOW_START = 10  # processes that were started together come up to so many settle times apart
 
 
 @dataclass
@@ -65,7 +65,8 @@ class LastWorld:
     secret: bytes
     used: set[str] = field(default_factory=set)  # member ids that came with a proof; no member id may come twice
     is_done: bool = False  # a member has left it for good, without an error: its work is done
-    slots: Mapping[int, int] = field(default_factory=dict)  # of an elastic job's scheduler -> the member's incarnation
+    # Slot of an elastic job's scheduler -> incarnation of the member in it.
+    slots: Mapping[int, int] = field(default_factory=dict)
     work: JobWork = field(default_factory=JobWork)  # one for all worlds of the job
     is_elastic: bool = False
 
@@ -75,7 +76,7 @@ class Returning:
     """A member that has left its world to join the next one."""
 
     one: Present
-    limit_s: float  # for so long it is awaited
+    limit_s: float  # how long the member is awaited
     until_s: float
 
 
@@ -92,13 +93,14 @@ class Rendezvous:
         self.returning: dict[str, Returning] = {}  # by member id
         self._job = job
         self._refused = ""  # why the last process that tried to join was refused, for the members that wait
-        # Of an elastic job: until when others may follow the last newcomer, and those that a launcher has started.
+        # In an elastic job: until when other newcomers may follow the last one, and processes that a launcher has
+        # started.
         self._settled_at_s: float | None = None
         self._late_at_s: float | None = None
         self._announced = False  # the members of the running world have been told that newcomers wait
         # Slot and incarnation of processes that have failed -> until when their launcher's decision is awaited.
         self._undecided: dict[tuple[int, int], float] = {}
-        self._held_up = ""  # what those that wait wait for, where that is a process that holds the state
+        self._held_up = ""  # what the waiting members wait for, if that is a process with the state
 
     # -- who ---------------------------------------------------------------------------------------------------------
 
@@ -230,7 +232,7 @@ class Rendezvous:
                 work = pb.JobWork(first_epoch=self.last.epoch + 1) if anew and self.last else self.work.record()
                 self.forming = Formation(self._job, requests, places, self._newcomers(members), work, anew)
                 return [Form(self.forming)]
-            # join() refuses every request that could lead here; to wait in words is still better than to crash.
+            # join() refuses every request that could lead here; to wait with a message is still better than to crash.
             self._refused = places
         return self._tell_progress(now_s)
 
@@ -282,7 +284,7 @@ class Rendezvous:
         new.sort(key=lambda request: request.requested_rank if request.HasField("requested_rank") else MAX_SIZE)
         members = [*old, *new]
         holder = self.work.holder(members) if sizes_of(first).is_elastic else None
-        # A state of the user's own may broadcast from rank 0. Members may be lost when only some have saved a commit.
+        # The user's own State may broadcast from rank 0. Members may be lost when only some have saved a commit.
         if holder is not None and not (self.work.holds(members[0]) and members[0].commits == holder.commits):
             members.remove(holder)
             members.insert(0, holder)

@@ -21,11 +21,11 @@ from horovod.base.words import plural, printable, ranks_in_words, shortened, unc
 from horovod.protos.v1 import membership_pb2, story_pb2
 
 MAX_ENTRIES = 64
-MAX_BYTES = 32 << 10  # of all entries
+MAX_BYTES = 32 << 10  # bytes of all entries of a job
 MAX_SENTENCE = 500  # characters
 MAX_TOLD = 8  # members of one world whose loss has an entry of its own; an entry for all others follows
 LATE_S = 0.5  # after so long without a world, who is awaited has an entry
-_MOST_NAMED = 16  # members that one entry names; of more it tells the number
+_MOST_NAMED = 16  # members that one entry names; of more it tells only how many
 _MOST_HOSTS = 4
 
 Event: TypeAlias = "story_pb2.StoryEvent.ValueType"
@@ -53,12 +53,12 @@ class Story:
         self.epoch, self.size, self.members = found.epoch, found.size, found.members  # as in JobStory
         self.entries = tuple(found.entries)  # replaced as a whole, so that other threads may read it
         self._bytes = sum(entry.ByteSize() for entry in self.entries)
-        self.number = self.entries[-1].number if self.entries else 0  # of the latest entry
+        self.number = self.entries[-1].number if self.entries else 0  # number of the latest entry
         self._since_s: float | None = None  # when the job ceased to have all members of a world
-        self._since = ""  # completes "24 ms after ...", where no member is gone
+        self._since = ""  # completes "24 ms after ..." when no member is gone
         self._gone: dict[int, membership_pb2.MemberGone] = {}  # rank -> who will not join again, of this epoch
-        self._told = 0  # of these, how many have an entry of their own
-        self._done: list[int] = []  # ranks in the entry for those that have done their work
+        self._told = 0  # how many of `_gone` have an entry of their own
+        self._done: list[int] = []  # ranks in the entry about members that have done their work
         self._awaits = ""  # the latest sentence about who is awaited, as long as it is true
 
     @property
@@ -131,7 +131,7 @@ class Story:
             self.gone(one, moment)
         self._gone = {one.rank: one for one in lasting}
         self.members = self.size - len(lasting)
-        if gone.gone:  # else the world goes on as it was
+        if gone.gone:  # without a loss the world goes on as it was
             self._begin_to_wait("the job was taken over", moment)
         present = f"{self.members} of its {plural(self.size, 'member')}"
         sentence = f"Epoch {self.epoch} was taken over from another coordinator, with {present}."
@@ -172,7 +172,7 @@ class Story:
 
     def _changes(self, before: Mapping[int, int], size: int) -> str:
         """How ranks have changed, in words. before: by rank in the new world, the rank in the last one."""
-        moved: dict[int, list[int]] = {}  # by how many ranks a member has moved
+        moved: dict[int, list[int]] = {}  # how far a rank has moved -> the members that moved so far
         for rank, old in before.items():
             moved.setdefault(old - rank, []).append(old)
         stayed = moved.pop(0, [])

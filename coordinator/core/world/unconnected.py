@@ -24,7 +24,8 @@ from .present import Present
 
 GATHER_S = 1.0
 MAX_NAMED = 4
-MAX_PAIRS = 1 << 16  # kept of one world; a sentence names a few of them, and who can't reach most others is among these
+# Pairs kept of one world; a sentence names a few, and a rank that can't reach most others is among these.
+MAX_PAIRS = 1 << 16
 
 _ADVICE = (
     "Check that no firewall is between the hosts, or name the interfaces that reach all of them with "
@@ -38,7 +39,7 @@ Pair = tuple[int, int]  # the rank that connects, and the one that it can't reac
 class Unconnected:
     """Of one world."""
 
-    _tried: dict[int, str] = field(default_factory=dict)  # by the rank that reports
+    _tried: dict[int, str] = field(default_factory=dict)  # rank that reports -> what it tried
     _pairs: dict[Pair, None] = field(default_factory=dict)  # in the order in which they were reported
     _due_at_s: float | None = None
 
@@ -81,7 +82,7 @@ def told(epoch: int, words: str, member_ids: Iterable[str]) -> list[Effect]:
 
 def to_go(pairs: Collection[Pair], newcomers: Collection[int]) -> set[int]:
     """Ranks without which all others can connect: newcomers first, then those that miss the most, then high ranks."""
-    of: dict[int, set[Pair]] = {}  # by rank: its pairs that are left
+    of: dict[int, set[Pair]] = {}  # rank -> its pairs that are left
     for pair in pairs:
         for rank in pair:
             of.setdefault(rank, set()).add(pair)

@@ -14,11 +14,11 @@ class Waiting:
     by_rank: dict[int, pb.JoinRequest] = field(default_factory=dict)  # requested rank -> the request
     claims: dict[int, str] = field(default_factory=dict)  # rank of the last world -> who has proved to have been it
     claim_of: dict[str, int] = field(default_factory=dict)  # member id -> the rank that it has proved to have been
-    bytes: int = 0  # of all requests, without the options, which are the same in all of them
-    kept_bytes: int = 0  # of all requests
+    bytes: int = 0  # bytes of all requests, without the options, which are the same in all of them
+    kept_bytes: int = 0  # bytes of all requests, options included
     told: dict[str, str] = field(default_factory=dict)  # member id -> the progress sentence that it was sent last
     told_at_s: float | None = None
-    tell_later: bool = False  # an effect TellLater has been returned and its time has not come
+    tell_later: bool = False  # an effect TellLater was returned and is not due yet
     expected: int = 0  # for how many members the first world of an elastic job waits; 0: nobody has said so
 
     def __len__(self) -> int:

@@ -38,10 +38,10 @@ from horovod.protos.v1 import membership_pb2 as pb
 from .present import Present
 
 USUAL_PATIENCE_S = 600.0
-WORD_S = 10.0  # for an agent to come back to a coordinator that was away, and say how processes have ended
-# Kubernetes and systemd start what has ended again within five minutes, and each such start begins this time anew.
+WORD_S = 10.0  # seconds for an agent to come back to a coordinator that was away, and to report how processes ended
+# Kubernetes and systemd restart an ended process within five minutes, and each restart begins this time anew.
 NEW_RUN_S = 900.0
-_MOST_ENDS = 256  # of processes, that are remembered until their losses are noticed
+_MOST_ENDS = 256  # ends of processes that are remembered until their losses are noticed
 ANEW = "HOROVOD_ELASTIC_BEGIN_ANEW=1"
 
 
@@ -49,7 +49,7 @@ ANEW = "HOROVOD_ELASTIC_BEGIN_ANEW=1"
 class Waits:
     """No world may form yet."""
 
-    sentence: str  # part of one
+    sentence: str  # a part of a sentence
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,16 @@ class JobWork:
     """Of one job, from its first world to the end."""
 
     committed_epoch: int = 0  # the latest world in which a member has committed; 0: none has
-    done: bool = False  # a member has said so
+    done: bool = False  # a member has said that the job's work is done
     last_loss: str = ""  # the sentence about the member that was lost last
-    first_epoch: int = 0  # of the training, where it has begun anew: older states are none of it
+    first_epoch: int = 0  # first world of the training, if it has begun anew: states of earlier worlds do not count
     rested_s: float = 0.0  # for how long the job had no process before the first one came again
-    _absent: dict[str, Present] = field(default_factory=dict)  # by member id: lost, and may come back with the state
-    _untold: dict[str, Present] = field(default_factory=dict)  # by member id: gone, and their agents have not said how
+    # Member id -> a lost member that may come back with the state.
+    _absent: dict[str, Present] = field(default_factory=dict)
+    # Member id -> a member that is gone, of which no agent has said how it ended.
+    _untold: dict[str, Present] = field(default_factory=dict)
     _ends: deque[RankEnded] = field(default_factory=lambda: deque(maxlen=_MOST_ENDS))
-    _waited_since_s: float | None = None  # for one that holds the state
+    _waited_since_s: float | None = None  # since when the job waits for a process that has the state
 
     @classmethod
     def restored(cls, *records: pb.JobWork) -> JobWork:
@@ -113,7 +115,7 @@ class JobWork:
         before = self.committed_epoch, self.done
         if work.committed and work.epoch > self.committed_epoch:
             self.committed_epoch = work.epoch
-            self._absent.clear()  # who is not in this world has an older state
+            self._absent.clear()  # a process that is not in this world has an older state
             self._untold.clear()
         if work.HasField("done"):
             self.done = work.done
