@@ -12,7 +12,7 @@ namespace horovod {
 
 // A peer that this member found to be lost, for the coordinator to hear.
 struct LostPeer {
-  std::string label;           // of the rank
+  std::string label;           // the rank's name in messages
   bool process_ended = false;  // the pidfd of its process says so; else a connection to it broke
 };
 

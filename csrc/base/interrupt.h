@@ -3,7 +3,7 @@
 
 namespace horovod {
 
-// Set while a Python thread that can handle signals drives; says whether one asks to stop (see bindings).
+// Set while the driving thread is a Python thread that can handle signals; says whether a signal asks to stop.
 using InterruptHook = bool (*)();
 inline constinit thread_local InterruptHook t_interrupt_hook = nullptr;
 

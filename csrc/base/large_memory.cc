@@ -19,8 +19,8 @@ struct Block {
   size_t bytes;
 };
 
-// One for the process, because results outlive the engine that made them. Never destroyed: a result may be freed at
-// exit.
+// One pool for the process, because results outlive the engine that made them. Never destroyed: a result may be freed
+// at exit.
 struct Pool {
   std::mutex mutex;                            // guards everything below
   std::unordered_map<void*, size_t> bytes_of;  // every block that is alive, in use or kept

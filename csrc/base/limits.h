@@ -23,10 +23,10 @@ inline constexpr int64_t kAcknowledgedMs = 1'000;
 // A caller waits in slices of this length. After each it looks whether a signal (Ctrl-C) wants its thread, and counts
 // as blocked; a person notices no tenth of a second.
 inline constexpr int64_t kSignalCheckUs = 100'000;
-// A caller that has waited so long may be waited for itself, see bindings/impatience.h. A rank that is only late is
-// seldom later than that, and a deadlock that it ends costs no more than that.
+// A caller that has waited this long looks whether others wait for it (bindings/impatience.h). A rank that is only late
+// is seldom later than that, and a deadlock that is ended after it costs no more than that.
 inline constexpr int64_t kImpatientUs = 1'000;
-// After that it looks at least so often whether it is.
+// How often a caller looks again after that.
 inline constexpr int64_t kImpatientAgainUs = 500;
 // While bytes of the network are under way, a thread that waits in shared memory leaves them alone for so long. Sockets
 // hold what a fast network brings meanwhile.
@@ -56,10 +56,11 @@ inline constexpr int64_t kDeviceResultNapUs = 50;
 // -- the background thread --------------------------------------------------------------------------------------------
 // So long it lets small operations gather before it starts them: they seldom come alone, and one batch is cheaper.
 inline constexpr int64_t kGatherUs = 200;
-// And so long once more when some have come meanwhile, which costs it a wake-up, up to so long in all.
+// The wait is prolonged by this much each time that operations have come meanwhile, up to this much in all; each time
+// costs a wake-up.
 inline constexpr int64_t kGatherAgainUs = 1'000;
 inline constexpr int64_t kGatherMostUs = 5'000;
-// It drives in slices of this length, between which it looks for its other duties.
+// The background thread drives in slices of this length, and looks for its other duties between them.
 inline constexpr int64_t kDriveSliceUs = 100'000;
 // So long a member that others may ask to withdraw an arrival listens to them, though it has nothing in flight: what
 // makes them ask reaches all members at about the same time.
@@ -68,12 +69,12 @@ inline constexpr int64_t kServeUs = 2'000'000;
 // -- what the coordinator is told -------------------------------------------------------------------------------------
 // The driver looks so often how long operations have been in flight by now.
 inline constexpr int64_t kWatchUs = 200'000;
-// One that has been in flight so long is reported: it may be part of a deadlock. Half a second is no time for a rank
-// that is only late.
+// An operation that has been in flight this long is reported: it may be part of a deadlock. Half a second is no time
+// for a rank that is only late.
 inline constexpr int64_t kBlockedAfterUs = 500'000;
-// And reported again so often: only a report that is newer than what contradicts it counts.
+// A report is repeated this often: only a report that is newer than what contradicts it counts.
 inline constexpr int64_t kBlockedAgainUs = 1'000'000;
-// So many at a time of those for which no thread waits, the oldest.
+// Of operations for which no thread waits, this many are reported at a time, the oldest first.
 inline constexpr size_t kMostTold = 8;
 
 // -- ends -------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ class [[nodiscard]] Status {
  public:
   Status() = default;
   Status(Code code, std::string message) : code_(code), message_(std::move(message)) {}
-  // The message carries what kind of fault it is: `error` stands behind `sentence`.
+  // The message holds the sentence, with the code of `error` behind it.
   Status(Code code, ErrorCode error, std::string_view sentence) : code_(code), message_(coded(error, sentence)) {}
 
   bool ok() const { return code_ == Code::ok; }

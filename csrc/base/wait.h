@@ -52,11 +52,12 @@ class Wait {
     const int64_t waited_us = now_us - began_us_;
     return waited_us < policy_.spin_us ? spins : waited_us < policy_.yield_us ? yields : sleeps;
   }
-  // It was not in vain: the next turn begins another wait.
+  // The wait has brought something: the next turn begins another wait.
   void restart() { began_us_ = 0; }
 
   int64_t nap_us(int64_t now_us) const {
-    constexpr int64_t kPart = 16;  // of the time that it has waited: to notice that much too late does no harm
+    // Naps last this part of the time waited so far: to notice that much too late does no harm.
+    constexpr int64_t kPart = 16;
     return std::max(policy_.nap_us, std::min(policy_.longest_nap_us, policy_.nap_us + (now_us - began_us_) / kPart));
   }
   // A turn with nothing to do but wait.
@@ -82,7 +83,7 @@ class Wait {
 template <typename Ready, typename YieldsEarly>
 bool poll_until(const WaitPolicy& policy, int64_t& now_us, int64_t deadline_us, Ready&& ready,
                 YieldsEarly&& yields_early) {
-  constexpr int kYields = 4;  // between two looks at the clock
+  constexpr int kYields = 4;  // polls between two looks at the clock
   const int64_t spin_end = std::min(deadline_us, now_us + policy.spin_us);
   const int64_t end = std::min(deadline_us, now_us + std::max(policy.spin_us, policy.yield_us));
   while (now_us < end) {

@@ -22,7 +22,7 @@
 #include "engine/engine.h"
 #include "engine/waiting_thread.h"
 
-// Counted by hand, since C releases it.
+// References are counted by hand, since C releases them.
 struct HorovodEngine {
   std::atomic<int> references{1};  // relaxed to count up, acquire-release to count down: the last one destroys
   std::weak_ptr<horovod::Engine> engine;
@@ -33,8 +33,8 @@ struct HorovodOperation {
   std::shared_ptr<horovod::Submission> submission;
   std::weak_ptr<horovod::Engine> engine;
   horovod::KeepAlive used;  // calls HorovodCall::unused when its last copy goes
-  // Of the script's thread, which waits in slices and looks for signals between them. It starts nothing there, so it is
-  // blocked between them too.
+  // Counts the script's thread as waiting. It waits in slices and looks for signals between them; it starts nothing
+  // there, so it is blocked between them too.
   std::optional<horovod::WaitingThread::Wait> waiting;
 };
 
@@ -69,7 +69,7 @@ int32_t answer(const Status& status) {
   return code_of(status.code());
 }
 
-// Nothing that C++ throws gets out.
+// No C++ exception leaves a function of the C interface.
 template <typename Body>
 int32_t guarded_call(Body&& body) noexcept {
   try {
@@ -81,7 +81,7 @@ int32_t guarded_call(Body&& body) noexcept {
   }
 }
 
-// A call that is wrong by itself; horovod's own libraries make none.
+// For a call that is wrong by itself; horovod's own libraries make none.
 Status invalid(std::string_view sentence) { return {Code::invalid_argument, error_code::internal, sentence}; }
 
 // As much of the caller's struct as both sides know.
@@ -170,7 +170,7 @@ void c_release(HorovodOperation* operation) {
     try {
       engine->abandon(operation->submission, operation->used);
     } catch (const std::bad_alloc&) {
-      new (std::nothrow) KeepAlive(operation->used);  // for ever: better than too short
+      new (std::nothrow) KeepAlive(operation->used);  // kept for ever: that is better than too short
     }
   }
   delete operation;
@@ -203,7 +203,7 @@ int32_t c_submit(HorovodEngine* engine, const HorovodCall* given, HorovodOperati
     HVD_TRY(living->start(started, call.waits_next       ? Start::by_waiter
                                    : call.starts_at_once ? Start::at_once
                                                          : Start::gathered));
-    (void)operation.release();  // theirs; `completed` may have released it already
+    (void)operation.release();  // the caller's from here on; `completed` may have released it already
     return {};
   });
   if (code != HOROVOD_OK && out) *out = nullptr;
@@ -290,7 +290,7 @@ int32_t c_tell_when_done(HorovodOperation* operation, void (*completed)(HorovodO
   int32_t told = 0;
   const int32_t code = guarded_call([&]() -> Status {
     const std::shared_ptr<Engine> engine = operation->engine.lock();
-    if (!engine) return shut_down();  // which has ended the operation
+    if (!engine) return shut_down();  // the end of the engine has ended the operation
     told = engine->tell_when_done(
         operation->submission,
         [completed, context, operation](const std::shared_ptr<Submission>&) { completed(operation, context); });

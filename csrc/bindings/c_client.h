@@ -1,4 +1,5 @@
-// What every library of native operations needs to use c_api.h in C++. It is linked to nothing of this, so all is here.
+// What each library of native operations needs for calls of c_api.h from C++. Such a library is not linked to the
+// engine, so all of it is inline here.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@ constexpr const char* kNotInitialized =
     "Horovod has not been initialized; use hvd.init(). A child process of a rank can only ask for its rank and size. "
     "[not-initialized]";
 
-// What Python, or another part of a library, says when asked.
+// The answer to a question of Python, or of another part of the library.
 struct Answer {
   int32_t code = 0;  // a StatusCode
   int64_t number = 0;
@@ -42,7 +43,7 @@ class EngineReference {
   HorovodEngine* const engine_;
 };
 
-// For what a function of the table has returned.
+// The code of a Status for the number that a function of the table has returned.
 inline StatusCode status_code(int32_t engine_code) {
   switch (engine_code) {
     case HOROVOD_OK:

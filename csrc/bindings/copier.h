@@ -28,7 +28,7 @@ class PyCopier {
   std::string obstacle_;
   std::shared_ptr<cuda::Stream> stream_;
   std::unique_ptr<cuda::Copier> copier_;
-  std::shared_ptr<DeviceEvent> last_;  // when what was queued last has been copied
+  std::shared_ptr<DeviceEvent> last_;  // passes when the copies that were queued last are done
 };
 
 }  // namespace horovod

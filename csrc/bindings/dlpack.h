@@ -49,10 +49,11 @@ static_assert(sizeof(DlManagedVersioned) == 80);
 struct DlExchangeApi {
   static constexpr const char* kAttribute = "__dlpack_c_exchange_api__";
   static constexpr const char* kCapsule = "dlpack_exchange_api";
-  static constexpr uint32_t kMajor = 1;  // another one may have another layout, but for the first three members
+  // Another major version may have another layout, but for the first three members.
+  static constexpr uint32_t kMajor = 1;
 
   uint32_t major, minor;
-  const DlExchangeApi* previous;  // of an older version
+  const DlExchangeApi* previous;  // the table of an older version
   void* allocate;
   void* managed_from_object;
   int (*managed_to_object)(DlManagedVersioned* tensor, void** object);  // takes the tensor over; not 0: an exception
@@ -61,7 +62,7 @@ struct DlExchangeApi {
 };
 static_assert(sizeof(DlExchangeApi) == 56);
 
-// False for what the engine does not know.
+// False for a type that the engine does not know.
 inline bool dtype_from(const DlTensor& tensor, DType& dtype) {
   if (tensor.type_lanes != 1) return false;
   const auto is = [&](DlTypeCode code, int bits, DType found) {

@@ -44,13 +44,13 @@ bool interpreter_ends() {
 // the interpreter ends, and it does so by unwinding: in a deleter, which may not throw, that would abort the process.
 KeepAlive keep_alive(py::object object) {
   return {object.release().ptr(), [](void* reference) {
-            if (interpreter_ends()) return;  // and with it all objects
+            if (interpreter_ends()) return;  // the interpreter frees all objects with itself
             const py::gil_scoped_acquire gil;
             Py_XDECREF(static_cast<PyObject*>(reference));
           }};
 }
 
-// As worker/runtime/handshake.py makes them: first the one for sending.
+// Keys in the order in which worker/runtime/handshake.py makes them: first the one for sending.
 std::map<int, wire::Keys> keys_from(const std::map<int, std::string>& given) {
   std::map<int, wire::Keys> keys;
   for (const auto& [descriptor, bytes] : given) {
@@ -125,7 +125,7 @@ bool PyEngine::wait_slice(Submission& submission, int64_t us) {
 }
 
 void PyEngine::start_and_wait(const std::shared_ptr<Submission>& submission) {
-  const WaitingThread::Wait counted;  // this thread, among those that may be blocked
+  const WaitingThread::Wait counted;  // counts this thread among those that may be blocked
   const int64_t slice_us = Impatience::slice_us(0, limits::kSignalCheckUs);
   Status status;
   {
@@ -155,7 +155,7 @@ void PyEngine::await(Submission& submission) {
     await_device(submission);
 }
 
-// Where the host is to wait for it.
+// Waits until the device has the result, if the host is to wait for devices.
 void PyEngine::await_device(const Submission& submission) {
   while (!engine_->over(submission)) {
     {
@@ -261,7 +261,8 @@ py::object PyEngine::next_outbox(int64_t timeout_ms) {
 
 namespace {
 
-// Memory is taken for zeros of these shapes, and computed with: no negative ones, and a sum of bytes that is a number.
+// Zeros of these shapes will be allocated and computed with, so sizes must not be negative, and the sum of bytes must
+// fit a number.
 void check_tensors(const OpSpec& spec) {
   if (spec.tensors.empty() && !traits_of(spec.type).no_tensors)
     refuse(error_code::internal, "An operation has no tensors.");

@@ -47,17 +47,17 @@ class PyEngine {
 
   // -- operations (bindings/operations.cc makes and ends them)
   void start(const std::shared_ptr<Submission>& submission, Start start);
-  // start(), and a first wait, for as long as signals may wait: the GIL changes hands once. await() must follow.
+  // start() and a first wait, while signals need no look: the GIL changes hands once. await() must follow.
   void start_and_wait(const std::shared_ptr<Submission>& submission);
-  // Until it is done, or a signal's handler raises or has raised.
+  // Waits until the operation is done, or a signal's handler raises or has raised.
   void await(Submission& submission);
-  // No caller will wait for it any more; the memory that it uses is kept until it is over.
+  // No caller will wait for the operation any more; the memory that it uses is kept until it is over.
   void abandon(std::shared_ptr<Submission> submission, pybind11::object keep);
-  // For callers in C; a new reference.
+  // A new reference to the engine, for callers in C.
   HorovodEngine* c_engine() const { return make_c_engine(engine_); }
-  // Whether waiting for it has an end at once.
+  // Whether a wait for the operation would end at once.
   bool over(const Submission& submission) const { return engine_->over(submission); }
-  // What came of an operation that is done; called once. Results in engine memory are tensors where the reader makes
+  // The results of an operation that is done; called once. Results in engine memory are tensors if the reader makes
   // them, else Output.
   pybind11::object result_of(const std::shared_ptr<Submission>& submission, std::optional<uintptr_t> stream,
                              const pybind11::object& keep, const Owners& owners, const TensorReader* reader);
@@ -78,7 +78,7 @@ class PyEngine {
                       const std::vector<std::pair<int, std::vector<uint32_t>>>& recalls);
   void apply_recall(int process_set, const std::vector<uint32_t>& ids);
   void apply_join(uint32_t round, const std::vector<int>& ranks, int phase, const std::string& sentence);
-  // Until all ranks have joined, or a signal's handler raises. device: for zeros, where this rank has used none yet.
+  // Waits until all ranks have joined, or a signal's handler raises. device: for zeros, if this rank has used none yet.
   int join(int device);
   BlockedReport blocked_report();
 
@@ -86,16 +86,16 @@ class PyEngine {
   void peer_left(int rank, const std::string& sentence);
   void abort(const std::string& sentence);
   pybind11::object lost_peer() const;
-  // Why it must be kept for ever; "": it has ended.
+  // Why the engine must be kept for ever; "": it has ended.
   std::string close(const std::string& sentence, bool keep);
-  std::map<int, int> kept_sockets();  // by rank; the caller's from now on
+  std::map<int, int> kept_sockets();  // descriptors of kept connections by rank; they are the caller's from now on
   void check() const;
   void check_results() const;
   std::map<std::string, uint64_t> counters() const { return engine_->counters(); }
   size_t known() const { return engine_->known(); }
 
   void start_timeline(const std::string& path, bool mark_cycles, int64_t since_epoch_us);
-  // Whether there was one, and what went wrong with it.
+  // Whether a timeline was being written, and what went wrong with it.
   std::pair<bool, std::string> stop_timeline();
   void forget_timeline() { engine_->timeline().after_fork(); }
 

@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace horovod {
 namespace {
 
-PyObject* g_function = nullptr;  // a reference; never given back at the end of the process
+PyObject* g_function = nullptr;  // holds a reference, which is never given back, not even at the end of the process
 int64_t g_waits = 0;
 
 }  // namespace
@@ -23,7 +23,7 @@ void Impatience::set(const py::object& function) {
 
 int64_t Impatience::slice_us(int64_t waited_us, int64_t longest_us) {
   if (!g_function) return longest_us;
-  // Turns come at times that grow with the wait, so a turn is late by a part of the wait at most.
+  // Turns come at times that grow with the wait, so each is late by a part of the wait at most.
   return std::min(longest_us,
                   waited_us == 0 ? limits::kImpatientUs : std::max(limits::kImpatientAgainUs, waited_us / 4));
 }
@@ -34,7 +34,7 @@ int64_t Impatience::slice_us(int64_t longest_us) {
 }
 
 void Impatience::tell(const Submission& submission) {
-  // What runs comes to an end without anybody's help.
+  // An operation that runs comes to an end without anybody's help.
   if (submission.is_done() || submission.running.load(std::memory_order_relaxed)) {
     waited_us_ = now_us() - began_us_;
   } else {
@@ -46,7 +46,8 @@ void Impatience::tell(int process_set) {
   waited_us_ = now_us() - began_us_;
   if (!g_function) return;
   if (number_ == 0) number_ = ++g_waits;
-  const auto function = py::reinterpret_borrow<py::object>(g_function);  // which may be set anew meanwhile
+  // Another thread may set another function meanwhile.
+  const auto function = py::reinterpret_borrow<py::object>(g_function);
   function(number_, waited_us_, process_set);
 }
 

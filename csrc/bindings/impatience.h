@@ -13,7 +13,7 @@
 
 namespace horovod {
 
-// One wait of one thread. All is guarded by the GIL.
+// One wait of one thread. The GIL guards all members.
 class Impatience {
  public:
   // Called as function(number of the wait, microseconds that it has lasted, process set); None: no more. It may submit
@@ -22,19 +22,19 @@ class Impatience {
 
   // How long a thread that has waited `waited_us` may go on before it calls tell(), at most `longest_us`.
   static int64_t slice_us(int64_t waited_us, int64_t longest_us);
-  // The same for this one, whose wait begins with the first call.
+  // The same for the wait of this object, which begins with the first call.
   int64_t slice_us(int64_t longest_us);
-  // How long it has waited by the last tell().
+  // How long this wait had lasted at the last tell().
   int64_t waited_us() const { return waited_us_; }
   // The slice is over and the operation is not done. What the function raises is thrown.
   void tell(const Submission& submission);
-  // The same of a wait for something in a process set that is no operation.
+  // The same for a wait in a process set that is not for an operation.
   void tell(int process_set);
 
  private:
   int64_t began_us_ = 0;
   int64_t waited_us_ = 0;
-  int64_t number_ = 0;  // of this wait, among all of the process; 0: it has not been told of
+  int64_t number_ = 0;  // number of this wait among all of the process; 0: the function was not called for it yet
 };
 
 }  // namespace horovod

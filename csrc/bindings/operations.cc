@@ -28,7 +28,7 @@ struct Signature {
   const char* const* names;
 };
 
-// What was given for each parameter; null: nothing. False: a TypeError is set.
+// The object given for each parameter, or null. False: a TypeError is set.
 bool bind(const Signature& signature, PyObject* const* arguments, Py_ssize_t positional, PyObject* names,
           PyObject** bound) {
   const auto given = static_cast<size_t>(positional);
@@ -91,7 +91,7 @@ std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, 
     for (Py_ssize_t i = 0; i < count; ++i) {
       add_tensor(PySequence_Fast_GET_ITEM(tensors.ptr(), i), reader, watch, *submission, owners);
     }
-  } catch (const py::error_already_set& refusal) {  // the framework's own words know no operation
+  } catch (const py::error_already_set& refusal) {  // the framework's own message names no operation
     if (!refusal.matches(PyExc_ValueError) || spec.name.find(".noname") != std::string::npos) throw;
     throw py::value_error(
         with_more(py::str(refusal.value()).cast<std::string>(), " It was given as '" + spec.name + "'."));
@@ -107,9 +107,9 @@ std::shared_ptr<Submission> make_submission(PyObject* const* given, bool watch, 
 // An operation in flight. It ends when result() has returned or raised what became of it; a signal's handler that
 // raises meanwhile leaves it as it was. Members are guarded by the GIL.
 struct Handle {
-  PyObject_HEAD PyObject* owner;  // the Python object of
+  PyObject_HEAD PyObject* owner;  // the Python Engine that started it
   PyEngine* engine;
-  std::shared_ptr<Submission> submission;  // null: it has ended
+  std::shared_ptr<Submission> submission;  // null: the handle has ended
   Owners owners;
   py::object keep;
   py::object finish;
@@ -167,7 +167,7 @@ PyObject* done(PyObject* self, PyObject*) {
   });
 }
 
-// The GPU of its tensors; none when they are the host's, and after the end.
+// The GPU of its tensors; none if the tensors are in the host's memory, and after the end.
 PyObject* device(PyObject* self, void*) {
   const Handle& handle = handle_of(self);
   if (!handle.submission || !handle.submission->on_device) Py_RETURN_NONE;
@@ -189,7 +189,7 @@ PyObject* result(PyObject* self, PyObject* const* arguments, Py_ssize_t position
     const std::shared_ptr<Submission> submission = handle.submission;
     if (!submission) Py_RETURN_NONE;
     handle.engine->await(*submission);
-    if (!handle.submission) Py_RETURN_NONE;  // another thread was faster
+    if (!handle.submission) Py_RETURN_NONE;  // another thread has ended it meanwhile
     handle.submission.reset();
     py::object keep = std::move(handle.keep);
     const Owners owners = std::move(handle.owners);

@@ -9,7 +9,8 @@
 namespace horovod {
 namespace {
 
-// Calls visit(name, field) for each field of a Config that is an option: the one list on this side.
+// Calls visit(name, field) for each field of a Config that is an option. Names are listed here and nowhere else in
+// csrc.
 template <typename Visit>
 void visit_options(Config& config, const Visit& visit) {
   visit("fusion_threshold_bytes", config.fusion_threshold_bytes);

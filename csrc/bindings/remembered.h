@@ -6,11 +6,11 @@
 
 namespace horovod {
 
-// T's destructor calls forget(this). All under the GIL.
+// T's destructor calls forget(this). The GIL guards all of it.
 template <typename T>
 class Remembered {
  public:
-  // Throws what a cast throws.
+  // Throws the exceptions of pybind11's cast.
   static T& of(PyObject* object) {
     if (object != object_) {
       value_ = &pybind11::handle(object).cast<T&>();
@@ -18,7 +18,7 @@ class Remembered {
     }
     return *value_;
   }
-  // Another object may have its address from now on.
+  // To be called before `value` is freed: another object may get its address.
   static void forget(const T* value) {
     if (value == value_) object_ = nullptr;
   }

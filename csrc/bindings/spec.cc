@@ -46,7 +46,7 @@ void add_enums(py::module_& module) {
       .finalize();
 }
 
-// What each type of operation is, by its name.
+// The traits of each type of operation, by its name.
 py::dict traits() {
   py::dict all;
   for (const OpTraits& type : kOpTraits) {

@@ -29,7 +29,7 @@ void read_shape(PyObject* shape, std::vector<int64_t>& into) {
   }
 }
 
-// Input and output address, dtype, shape, and on a GPU its number and a stream. The output is returned.
+// Reads input and output address, dtype and shape, and on a GPU its number and a stream. Returns the output.
 std::byte* read_addresses(PyObject* tuple, TensorReader::Seen& seen) {
   const Py_ssize_t items = PyTuple_Check(tuple) ? PyTuple_GET_SIZE(tuple) : 0;
   if (items != 4 && items != 6) {
@@ -104,7 +104,7 @@ void TensorReader::read(PyObject* tensor, Seen& seen) const {
   read_addresses(tuple.ptr(), seen);
 }
 
-// False: it is none of the usual tensors, so read() has to find out more.
+// False: the object is no usual tensor, so read() has to find out more.
 bool TensorReader::read_quickly(PyObject* tensor, Seen& seen) const {
   DlTensor found;
   if (api_->tensor_from_object(tensor, &found) != 0) {
@@ -144,7 +144,7 @@ void TensorReader::hold(PyObject* tensor, bool watch, Owners& owners) const {
   if (watch) made.address = address_of(made.object);
 }
 
-// 0 where it has none, or can't say.
+// The address where the owner's memory begins; 0 if it has none, or can't say.
 uintptr_t TensorReader::address_of(const py::object& owner) const {
   if (address_.is_none()) return 0;
   const auto answer = py::reinterpret_steal<py::object>(PyObject_CallOneArg(address_.ptr(), owner.ptr()));

@@ -22,8 +22,8 @@ struct Owner {
   pybind11::object object;
   uintptr_t address = 0;  // where its memory began when the operation was submitted; 0: not known
 };
-// Those of one operation. Most have one tensor, for which no memory is taken: a small operation would notice. What was
-// moved from may only be destroyed.
+// The owners of one operation's memory. Most operations have one tensor, for which nothing is allocated: a small
+// operation would notice. An Owners that was moved from may only be destroyed.
 class Owners {
  public:
   void expect(size_t count) {
@@ -58,19 +58,19 @@ class TensorReader {
   struct Seen {
     std::byte* address = nullptr;
     TensorSpec spec;
-    int device = -1;  // none: the host's memory
+    int device = -1;  // -1: the tensor is in the host's memory
     uintptr_t stream = 0;
   };
-  // Throws what the description raises.
+  // Throws what the description of the tensor raises.
   void read(PyObject* tensor, Seen& seen) const;
 
-  // Adds the owner of the tensor's memory. watch: for check_unmoved().
+  // Adds the owner of the tensor's memory. watch: check_unmoved() is to look at it.
   void hold(PyObject* tensor, bool watch, Owners& owners) const;
   // A reference to an owner keeps its memory unless the owner itself is told to give it back (torch's
   // `untyped_storage().resize_()`), which no reference prevents. Throws ValueError when one of them has been since.
   void check_unmoved(const Owners& owners, const std::string& name) const;
 
-  // Whether it can make a tensor of this. What is on a device, a framework may want to take itself.
+  // Whether it can make a tensor of this buffer. Memory on a device may be for the framework itself to take.
   bool makes(const OutputBuffer& buffer, DType dtype) const;
   // A tensor on the buffer's memory, which it owns.
   pybind11::object make(OutputBuffer buffer, DType dtype) const;
@@ -84,9 +84,9 @@ class TensorReader {
   pybind11::tuple keep_;
   const DlExchangeApi* api_ = nullptr;  // null: this framework has none; lives as long as its types
   pybind11::object describe_;
-  pybind11::object owner_;    // None: this framework's tensors keep their memory
-  pybind11::object address_;  // None: owners never give it back
-  pybind11::object negated_;  // None: no tensor is
+  pybind11::object owner_;    // None: a tensor of this framework always keeps its memory
+  pybind11::object address_;  // None: owners never give their memory back
+  pybind11::object negated_;  // None: no tensor of this framework is negated
 };
 
 // Adds one tensor: (input address, output address or 0, dtype, shape), on a GPU with its number and a stream; or an

@@ -24,7 +24,7 @@ struct SharedGpu;
 struct Members {
   int process_set = 0;
   int rank = 0;                     // this member
-  std::vector<int> ranks;           // by member, its rank in the world
+  std::vector<int> ranks;           // member -> its rank in the world
   std::vector<std::string> labels;  // by member: its name in messages
   std::vector<int> placement;       // by member, see WorldSpec
 

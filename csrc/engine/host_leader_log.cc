@@ -166,7 +166,7 @@ Status HostLeaderLog::read_members() {
   HostMessage message;
   std::string_view payload;
   for (size_t i = 0; i < members_.size(); ++i) {
-    bool room = false;  // whether this member has waited for room in its ring, and has it now
+    bool room = false;  // this member has waited for room in its ring, and has it now
     for (;;) {
       bool found = false;
       HVD_TRY(members_[i].peek(message, payload, found));

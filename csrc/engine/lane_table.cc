@@ -14,8 +14,8 @@ NameEntry::Variant* variant_of(NameEntry& entry, const OpSpec& spec) {
   return nullptr;
 }
 
-// Whether this is a number that an engine gives to an unnamed operation, as in "allreduce.noname.7" and
-// "allreduce.jit.noname.7". The coordinator has the same rule.
+// Whether the name ends in a number that an engine gives to an unnamed operation, as "allreduce.noname.7" and
+// "allreduce.jit.noname.7" do. The coordinator has the same rule.
 bool is_number(const std::string& name) {
   const size_t number = name.find_last_not_of("0123456789") + 1;
   return number < name.size() && std::string_view(name).substr(0, number).ends_with(".noname.");

@@ -140,8 +140,8 @@ class Region {
   void set_patient(bool patient) { patient_ = patient; }
 
   // Polls, then sleeps until ready(), now_us() reaches the deadline, or it is time to look at peers
-  // (limits::kPeerCheckUs); returns ready()'s last answer. ready() must only read. poll: not where this goes on with a
-  // wait that has lasted long.
+  // (limits::kPeerCheckUs); returns ready()'s last answer. ready() must only read. poll: false for a wait that has
+  // lasted long and is only continued here, which then sleeps at once.
   template <typename Ready>
   bool sleep_until(Ready&& ready, int64_t deadline_us, bool poll = true, const Awaited* awaited = nullptr);
 

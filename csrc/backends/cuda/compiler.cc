@@ -7,7 +7,7 @@
 namespace horovod::cuda {
 namespace {
 
-// The oldest comes first: what it makes is understood by older drivers as well.
+// The oldest version is tried first: older drivers, too, understand what it makes.
 constexpr const char* kCompilerFiles[] = {"libnvrtc.so.11.2", "libnvrtc.so.12", "libnvrtc.so.13"};
 
 std::string bind_all(Compiler& table, const ImportedLibrary& from) {
@@ -62,7 +62,8 @@ Status call(const Compiler& with, const Imported<Arguments...>& function, Given.
   return result == 0 ? Status() : failure(with, function.name, result);
 }
 
-// What to compile for: the device itself, or the newest before it, whose PTX the driver translates.
+// Chooses the architecture to compile for: that of the device, or the newest before it, whose PTX the driver
+// translates.
 Status choose_target(const Compiler& with, int capability, int& target) {
   int count = 0;
   HVD_TRY(call(with, with.target_count, &count));
@@ -79,7 +80,7 @@ Status choose_target(const Compiler& with, int capability, int& target) {
               ". Name one of CUDA 12 or older in HOROVOD_NVRTC_LIBRARY."};
 }
 
-// A program of the compiler's, for as long as this lives.
+// Owns a program of NVRTC.
 class Program {
  public:
   explicit Program(const Compiler& with) : with_(with) {}

@@ -17,7 +17,7 @@ using ProgramHandle = struct OpaqueProgram*;
 struct Compiler {
   Imported<int*> target_count{"nvrtcGetNumSupportedArchs"};
   Imported<int*> targets{"nvrtcGetSupportedArchs"};  // ascending
-  // Source, its name, and the headers that it includes: how many, their texts and names.
+  // The source, its name, and the headers that it includes: their number, texts and names.
   Imported<ProgramHandle*, const char*, const char*, int, const char* const*, const char* const*> create{
       "nvrtcCreateProgram"};
   Imported<ProgramHandle*> destroy{"nvrtcDestroyProgram"};
@@ -30,7 +30,7 @@ struct Compiler {
   Imported<ProgramHandle, char*> ptx{"nvrtcGetPTX"};
   const char* (*result_text)(int) = nullptr;
 
-  std::string file;  // as it was named to the loader
+  std::string file;  // the name under which the loader found the library
 };
 
 // The table of the library in `file`, or of the system's where it is empty; loaded once. Null where there is none that
@@ -43,8 +43,8 @@ struct CopyKernel {
   std::string image;  // what the driver loads: a cubin, or PTX where the compiler is older than the device
 };
 
-// Compiled once in this process by the library in `file` (see above). Null where that is not possible; `status` then
-// says why. Takes a tenth of a second the first time. Any thread.
+// Compiled once in this process by the library in `file` (see above). Null if that is not possible; `status` then says
+// why. Takes a tenth of a second the first time. Any thread.
 const CopyKernel* copy_kernel(const std::string& file, int capability, Status& status);
 
 }  // namespace horovod::cuda

@@ -8,7 +8,7 @@
 namespace horovod::cuda {
 namespace {
 
-constexpr size_t kMostBytes = size_t{1} << 31;  // of a span in the table; more is several
+constexpr size_t kMostBytes = size_t{1} << 31;  // bytes of one span in the table; a longer copy takes several spans
 
 Address address_of(const std::byte* memory) { return reinterpret_cast<Address>(memory); }
 
@@ -56,7 +56,7 @@ Status Copier::copy(std::span<const Copy> copies, const Stream& stream) const {
 
 Status Copier::launch(std::span<const Copy> copies, const Stream& stream) const {
   const Driver& driver = device_->driver();
-  SpanTable table;  // the driver copies it while it is launched
+  SpanTable table;  // the driver copies the table while the kernel is launched
   table.spans = 0;
   unsigned chunks = 0;
   const auto flush = [&]() -> Status {

@@ -29,7 +29,7 @@ class Copier {
   Copier(const Copier&) = delete;
   Copier& operator=(const Copier&) = delete;
 
-  // Queues them on the stream, in any order; they don't overlap.
+  // Queues the copies on the stream, in any order; they must not overlap.
   Status copy(std::span<const Copy> copies, const Stream& stream) const;
 
   // The kernel stays loaded for good: it may still run.
@@ -42,7 +42,7 @@ class Copier {
   const std::shared_ptr<Device> device_;
   ModuleHandle module_ = nullptr;
   FunctionHandle kernel_ = nullptr;  // null: there is none
-  std::atomic<bool> stays_{false};   // orders nothing: whoever destroys this comes after all others
+  std::atomic<bool> stays_{false};   // relaxed: the thread that destroys this object comes after all others
 };
 
 }  // namespace horovod::cuda

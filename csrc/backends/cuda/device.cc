@@ -50,7 +50,7 @@ class Memory final : public DeviceMemory {
   void hand_over(uintptr_t stream) override { user_ = reinterpret_cast<StreamHandle>(stream); }
 
  private:
-  const std::shared_ptr<Stream> stream_;  // where it was allocated
+  const std::shared_ptr<Stream> stream_;  // the stream on which the memory was allocated
   StreamHandle user_;
   const Address address_;
 };
@@ -175,7 +175,7 @@ Status Device::pool(PoolHandle& pool) {
     if (result != 0) return driver_.failure(driver_.create_pool.name, result);
     pool_ = made;
     uint64_t idle_bytes = kIdleBytes;
-    (void)driver_.set_pool(pool_, kReleaseThreshold, &idle_bytes);  // without it works, only slower
+    (void)driver_.set_pool(pool_, kReleaseThreshold, &idle_bytes);  // a pool without a threshold works, only slower
   }
   pool = pool_;
   return {};
@@ -209,7 +209,7 @@ Status Device::allocate(size_t bytes, const std::shared_ptr<Stream>& stream, Out
   PoolHandle from = nullptr;
   HVD_TRY(pool(from));
   Address address = 0;
-  // CUDA allocates nothing for 0 bytes, and a result without memory would be none.
+  // CUDA allocates nothing for 0 bytes, but a result must have memory.
   const int result = driver_.allocate(&address, bytes > 0 ? bytes : 1, from, stream->handle());
   if (result == kOutOfMemory) {
     return {Code::internal, error_code::out_of_memory,

@@ -18,7 +18,7 @@ class Stream;
 
 class Device : public std::enable_shared_from_this<Device> {
  public:
-  // Null when there is no such GPU, or it can't be used; `status` then says why.
+  // Null if there is no such GPU, or it can't be used; `status` then says why.
   static std::shared_ptr<Device> open(const Driver& driver, int ordinal, Status& status);
   ~Device();
   Device(const Device&) = delete;
@@ -26,7 +26,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
   const Driver& driver() const { return driver_; }
   int ordinal() const { return ordinal_; }
-  // What its processors can do: 90 for compute capability 9.0.
+  // Its compute capability: 90 for 9.0.
   int capability() const { return capability_; }
 
   // The device is the calling thread's current one for as long as this lives; afterwards that of before is again.
@@ -58,19 +58,20 @@ class Device : public std::enable_shared_from_this<Device> {
     const Status& status() const { return status_; }
 
    private:
-    static thread_local const Device* t_current_;  // of the innermost one of this thread
+    static thread_local const Device* t_current_;  // the device of the innermost Current of this thread
 
     const Driver& driver_;
     const Device* const before_;
     bool entered_ = false;
-    int capture_mode_ = kRelaxed;  // afterwards the thread's own
+    int capture_mode_ = kRelaxed;  // of this object while it is made; afterwards the thread's own mode, to be restored
     Status status_;
   };
 
-  // One that the device prefers to others: what peers wait for comes before the framework's own work. Null on failure.
+  // A stream with the device's highest priority: peers wait for its work, so it comes before the framework's. Null on
+  // failure.
   std::shared_ptr<Stream> create_stream(Status& status);
 
-  // An event that has passed when everything that `stream` holds now has been worked off.
+  // An event that has passed when everything that `stream` holds now is done.
   Status record(StreamHandle stream, std::shared_ptr<DeviceEvent>& event);
   // The same, unless `stream` is being captured into a graph.
   Status record_unless_captured(StreamHandle stream, std::shared_ptr<DeviceEvent>& event, bool& captured);
@@ -94,20 +95,20 @@ class Device : public std::enable_shared_from_this<Device> {
   friend class Memory;
   friend class Stream;
   Device(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {}
-  bool is_of_a_parent() const { return owner_process_ != getpid(); }  // then nothing may be asked of the driver
+  bool is_of_a_parent() const { return owner_process_ != getpid(); }  // a forked child must not call the driver
   void recycle(EventHandle event);
-  // With the device current.
+  // Records an event; the caller has made the device current.
   Status record_here(StreamHandle stream, std::shared_ptr<DeviceEvent>& event);
   Status is_captured_here(StreamHandle stream, bool& yes) const;
   Status pool(PoolHandle& pool);
-  // In the order of `stream`, which used it.
+  // Gives memory back in the order of `stream`, which used it.
   void give_back(Address address, StreamHandle stream);
   void give_back_postponed();
 
   const Driver& driver_;
   const int ordinal_;
   const int owner_process_ = getpid();
-  int device_ = 0;  // CUDA's handle of it
+  int device_ = 0;  // CUDA's handle of the device
   int capability_ = 0;
   ContextHandle context_ = nullptr;  // null when it could not be retained
   std::mutex mutex_;                 // guards the rest

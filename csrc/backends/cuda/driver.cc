@@ -4,7 +4,7 @@ namespace horovod::cuda {
 namespace {
 
 constexpr const char* kDriverFile = "libcuda.so.1";
-constexpr int kOldest = 11020;  // 11.2, the first with pools of memory
+constexpr int kOldest = 11020;  // CUDA 11.2, the first version with memory pools
 
 std::string bind_all(Driver& driver, const ImportedLibrary& library) {
   std::string missing;

@@ -36,10 +36,10 @@ inline constexpr int kReleaseThreshold = 4;  // CU_MEMPOOL_ATTR_RELEASE_THRESHOL
 
 // CUmemPoolProps. What it does not name must be 0.
 struct alignas(8) PoolProperties {
-  int allocation = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, which is what there is
+  int allocation = 1;  // CU_MEM_ALLOCATION_TYPE_PINNED, the only one that CUDA has
   int handles = 0;     // CU_MEM_HANDLE_TYPE_NONE: for this process alone
   int location = 1;    // CU_MEM_LOCATION_TYPE_DEVICE
-  int ordinal = 0;     // of the device
+  int ordinal = 0;     // the device's number
   unsigned char rest[72]{};
 };
 static_assert(sizeof(PoolProperties) == 88);
@@ -80,12 +80,12 @@ struct Driver {
   Imported<ModuleHandle*, const void*> load_module{"cuModuleLoadData"};
   Imported<ModuleHandle> unload_module{"cuModuleUnload"};
   Imported<FunctionHandle*, ModuleHandle, const char*> find_function{"cuModuleGetFunction"};
-  // Blocks and threads of a block in three dimensions each, shared memory, and an address for each parameter.
+  // Blocks, and threads of a block, in three dimensions each; shared memory; and an address for each parameter.
   Imported<FunctionHandle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, StreamHandle, void**,
            void**>
       launch{"cuLaunchKernel"};
 
-  // Calls one of them; a failure is a sentence with CUDA's own name for it.
+  // Calls a function of the table; a failure becomes a sentence with CUDA's own name for it.
   template <typename... Arguments, typename... Given>
   Status call(const Imported<Arguments...>& function, Given... given) const {
     const int result = function(given...);

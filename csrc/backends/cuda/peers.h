@@ -24,7 +24,7 @@ struct Peers {
   // Gathers `bytes` bytes from each member into `all`, in the order of ranks. Every member calls it with the same
   // `bytes`, at the same place in its sequence of operations.
   std::function<Status(const void* mine, size_t bytes, std::vector<std::byte>& all)> gather;
-  // Fails when a member is lost. Does not block.
+  // Fails if a member is lost. Does not block.
   std::function<Status()> look;
   // A wait on the host in the middle of a batch calls this again and again: it fails when an operation that was queued
   // on the device earlier has failed. Does not block.

@@ -24,9 +24,9 @@ class PinnedPool {
 
   size_t buffer_bytes() const { return buffer_bytes_; }
 
-  // A buffer for the caller alone. Any thread, as give_back().
+  // Takes a buffer for the caller alone. Any thread may call it, and give_back().
   Status take(std::byte*& buffer);
-  // No copy from or to it is under way any more.
+  // To be called when no copy from or to the buffer is under way any more.
   void give_back(std::byte* buffer);
 
  private:

@@ -13,10 +13,10 @@
 
 namespace horovod {
 
-// Why there is no Gloo here and how to get it, or ok. Loads the library.
+// Ok if Gloo can be used; else why not, and how to get it. Loads the library.
 Status gloo_available();
 
-// The mesh and the signal must outlive it. Null when there is none; `status` then says why.
+// The mesh and the signal must outlive the backend. Null if Gloo can't be used; `status` then says why.
 std::unique_ptr<Backend> make_gloo_backend(Mesh& mesh, AbortSignal& abort, Status& status);
 
 }  // namespace horovod

@@ -1,4 +1,4 @@
-// Finds the library beside the one that this code is in.
+// Finds the library with Gloo beside the library that holds this code.
 #include <string>
 
 #include <dlfcn.h>

@@ -118,7 +118,7 @@ class AdasumPath final : public DevicePath {
   const bool one_host_;
   std::atomic<bool> ended_{false};
   mutable std::mutex mutex_;  // guards steps_
-  AdasumSteps steps_;         // made with the first batch
+  AdasumSteps steps_;         // NCCL within hosts and Adasum between them; made with the first batch
 };
 
 }  // namespace

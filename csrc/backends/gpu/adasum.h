@@ -19,7 +19,7 @@ struct AdasumSteps {
   std::shared_ptr<DevicePath> between;  // Adasum of the first members of all hosts, through the host's memory; null on
                                         // other members, and where there is one host
 };
-// By the driver, with the first batch: few scripts use Adasum, and the steps have streams of their own.
+// Called by the driver with the first batch: few scripts use Adasum, and the steps have streams of their own.
 using MakeAdasumSteps = std::function<Status(AdasumSteps&)>;
 
 std::unique_ptr<DevicePath> make_adasum_path(MakeAdasumSteps make, const Hosts& hosts);

@@ -21,20 +21,20 @@ constexpr unsigned bit(OpType type) { return 1u << static_cast<unsigned>(type); 
 
 bool is_adasum(const OpSpec& spec) { return spec.type == OpType::allreduce && spec.reduce_op == ReduceOp::adasum; }
 
-// What a member has, as it tells the others.
+// What this member has, as it tells the others with the first batch.
 struct Offer {
   int32_t nccl_version = 0;  // 0: none
-  int32_t capability = 0;    // of its GPU
+  int32_t capability = 0;    // compute capability of its GPU
   uint32_t host_operations = 0;
-  char obstacle[500]{};  // why it has no NCCL: a sentence
+  char obstacle[500]{};  // a sentence why it has no NCCL; empty: it has
 };
 
-// What all members have.
+// What all members have in common.
 struct Agreed {
   int nccl_version = 0;
   int capability = 0;
   unsigned host_operations = 0;
-  std::string obstacle;  // who has no NCCL, and why
+  std::string obstacle;  // which member has no NCCL, and why
 
   void add(const Offer& offer, const std::string& label) {
     nccl_version = std::min<int>(nccl_version, offer.nccl_version);
@@ -134,7 +134,8 @@ class GpuBackend final : public DeviceBackend {
   }
   void abort() override {
     if (nccl_) {
-      // Both at once: either may wait for what is queued, and that, by way of the framework's stream, for the other.
+      // Both paths at once: either may wait for what is queued, and that, by way of the framework's stream, for the
+      // other path.
       std::thread other([this] { adasum_->abort(); });
       nccl_->abort();
       other.join();
@@ -152,14 +153,14 @@ class GpuBackend final : public DeviceBackend {
  private:
   Status queue(Batch batch) {
     if (!have_agreed_) HVD_TRY(agree());
-    // A batch of several is alike in all that matters here.
+    // All operations of a batch are alike in what matters here.
     const std::string obstacle = obstacle_to_nccl(batch[0]->spec);
     if (obstacle.empty()) return is_adasum(batch[0]->spec) ? adasum_->run(batch) : nccl_->run(batch);
     if (agreed_.nccl_version > 0) note_once(batch[0]->spec, obstacle);
     return staging_->run(batch);
   }
 
-  // Why the host's memory it is; empty: NCCL.
+  // Why the operation goes through the host's memory; empty: it goes by NCCL.
   std::string obstacle_to_nccl(const OpSpec& spec) const {
     if (!nccl_ || agreed_.nccl_version == 0) return agreed_.obstacle;
     if ((agreed_.host_operations & bit(spec.type)) != 0) return "it was asked for (HOROVOD_GPU_OPERATIONS)";
@@ -179,7 +180,7 @@ class GpuBackend final : public DeviceBackend {
     return {};
   }
 
-  // Whether NCCL can reduce it: all members at once, or for Adasum those of each host to their mean.
+  // Whether NCCL can reduce it: over all members at once, or for Adasum over the members of each host, to their mean.
   Status plan(const OpSpec& spec, DType dtype) const {
     nccl::ReductionPlan plan;
     if (!is_adasum(spec)) return nccl::plan_reduction(spec, dtype, peers_.size(), plan);
@@ -209,7 +210,7 @@ class GpuBackend final : public DeviceBackend {
     return {};
   }
 
-  // Each reason once, and no more of them than a log can bear.
+  // Notes each reason once, and no more reasons than a log can bear.
   void note_once(const OpSpec& spec, const std::string& obstacle) {
     if (noted_.size() >= kMostNotes || !noted_.insert(obstacle).second) return;
     options_.note(false, spec.name + " goes through the host's memory: " + obstacle + ".");
@@ -219,19 +220,19 @@ class GpuBackend final : public DeviceBackend {
   const std::shared_ptr<cuda::Device> device_;
   const cuda::Peers peers_;
   const Offer mine_;
-  const std::shared_ptr<DevicePath> nccl_;    // null: not here, or never used
+  const std::shared_ptr<DevicePath> nccl_;    // null: there is none here, or settings never use it
   const std::unique_ptr<DevicePath> adasum_;  // beside nccl_
   const std::unique_ptr<DevicePath> staging_;
   const std::shared_ptr<cuda::Stream> stream_;  // of zeros
   std::mutex ready_mutex_;                      // guards the next, and that events are recorded in its order
   uint64_t ready_moments_ = 0;
   Agreed agreed_;     // at first what this member has; driver only, as the rest
-  bool have_agreed_;  // a member alone has from the start, as several threads may ask then
+  bool have_agreed_;  // true from the start for a member that is alone, as several threads may ask then
   std::set<std::string> noted_;
   std::set<int> host_sizes_;  // how many members the hosts have; constant
 };
 
-// Of the members of one host, numbered by their places there.
+// The peers of one host, numbered by their places there.
 cuda::Peers peers_within(const Hosts& hosts, const cuda::Peers& peers) {
   const std::vector<int>& members = hosts.members(hosts.host(peers.rank));
   cuda::Peers within = peers;

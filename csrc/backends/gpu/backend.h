@@ -18,7 +18,7 @@ namespace horovod {
 
 struct GpuOptions {
   Config config;
-  std::string scope;  // "the global process set", for messages
+  std::string scope;  // the name of the process set in messages, such as "the global process set"
   // Puts a sentence into the log, once, for a person who looks for it; worth_saying: shown to every user.
   std::function<void(bool worth_saying, std::string sentence)> note;
   // Ends the epoch for all of this process's communicators, without waiting for any of them.

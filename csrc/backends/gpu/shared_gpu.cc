@@ -12,7 +12,7 @@ const nccl::Library* wanted_nccl(const Config& config, std::string& obstacle) {
     obstacle = "HOROVOD_GPU_OPERATIONS asks for it.";
     return nullptr;
   }
-  // It overrides what the engine asks for: without a deadline NCCL would wait for a rank that is lost.
+  // NCCL_COMM_BLOCKING overrides the engine's choice: without a deadline NCCL would wait for a rank that is lost.
   if (const char* blocking = std::getenv("NCCL_COMM_BLOCKING"); blocking && std::strcmp(blocking, "1") == 0) {
     obstacle = "NCCL_COMM_BLOCKING=1 is set, with which nothing can end a wait for a lost rank; unset it.";
     return nullptr;

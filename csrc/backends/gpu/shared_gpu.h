@@ -14,8 +14,8 @@ namespace horovod {
 
 struct SharedGpu {
   std::shared_ptr<cuda::Device> device;    // null: none is open yet
-  std::shared_ptr<cuda::PinnedPool> pool;  // that tensors go through without NCCL
-  std::shared_ptr<cuda::Copier> copier;    // that packs tensors for NCCL; null: nothing here goes by NCCL
+  std::shared_ptr<cuda::PinnedPool> pool;  // buffers through which tensors go without NCCL
+  std::shared_ptr<cuda::Copier> copier;    // packs tensors for NCCL; null: nothing here goes by NCCL
 
   // In the thread that submits the first tensor on a GPU. To compile and load the kernel that packs takes it some
   // tenths of a second, once, and now is the time: loading may wait for all that runs on the device, and later that is
@@ -25,7 +25,7 @@ struct SharedGpu {
                      SharedGpu& gpu);
 };
 
-// Bits by OpType, of those that take tensors on a GPU.
+// A bit for each OpType that takes tensors on a GPU.
 constexpr unsigned all_operations() {
   unsigned bits = 0;
   for (int type = 0; type < kOpTypeCount; ++type) bits |= kOpTraits[type].on_device ? 1u << type : 0u;
@@ -37,7 +37,7 @@ namespace nccl {
 struct Library;
 }
 
-// NCCL, where any kind of operation may use it; else null, and a sentence says why.
+// NCCL, if any kind of operation may use it; else null, and a sentence says why.
 const nccl::Library* wanted_nccl(const Config& config, std::string& obstacle);
 
 }  // namespace horovod

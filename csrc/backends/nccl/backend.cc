@@ -15,7 +15,7 @@ namespace {
 using nccl::Comm;
 using nccl::Run;
 
-// What is queued and has not passed. Its results must not be given back meanwhile.
+// A batch that is queued and has not passed. Its results must not be given back meanwhile.
 struct Queued {
   std::string name;
   std::shared_ptr<DeviceEvent> turn;  // its inputs are ready, and everything before it on the stream has passed
@@ -73,7 +73,7 @@ class NcclBackend final : public DevicePath {
     }
     return {};
   }
-  Status watch() override { return tend(); }  // run() holds on to nothing that it changes
+  Status watch() override { return tend(); }  // safe inside run(), which holds on to nothing that tend() changes
 
   void abort() override {
     ended_.store(true, std::memory_order_release);
@@ -143,7 +143,7 @@ class NcclBackend final : public DevicePath {
   // `stream` goes on when all inputs are there: after the last event of each of the framework's streams, which has
   // all earlier ones before it.
   Status await_inputs(Batch batch, cuda::StreamHandle stream) const {
-    const cuda::Device::Current current(*device_);  // for all of them
+    const cuda::Device::Current current(*device_);  // the device is current for all calls below
     HVD_TRY(current.status());
     std::vector<const OnDevice*> last;
     for (const Operation* operation : batch) {
@@ -187,7 +187,7 @@ class NcclBackend final : public DevicePath {
     Run run{*comm, peers_, alone, {pack_rule_, *copier_, buffers_[turn]}};
     const Status dispatched = dispatch<Run&>(kFunctions, run, batch);
     const Status recorded = device_->record(stream, queued.finished);
-    if (run.packing.used) {  // also by half of a batch that failed
+    if (run.packing.used) {  // a batch that failed half-way may have used the buffer, too
       const std::lock_guard<std::mutex> lock(mutex_);
       unpacked_[turn] = queued.finished;
     }
@@ -233,8 +233,8 @@ class NcclBackend final : public DevicePath {
   const std::shared_ptr<cuda::Copier> copier_;
   std::vector<nccl::PackBuffer> buffers_;  // one for each stream
   std::mutex mutex_;
-  Comms comms_;  // of all members, one for each stream; null until the stream's first batch needs it
-  Comms alone_;  // the same, of this rank alone
+  Comms comms_;  // communicators of all members, one for each stream; null until the stream's first batch needs it
+  Comms alone_;  // communicators of this rank alone, one for each stream
   // For each stream, the event behind the last batch that went through its pack buffer: once that has passed, nothing
   // uses the buffer. Null: no batch of the stream was packed.
   std::vector<std::shared_ptr<DeviceEvent>> unpacked_;

@@ -9,7 +9,7 @@
 namespace horovod::nccl {
 namespace {
 
-// visit(operation, place of the tensor in it, place in the batch)
+// Calls visit(operation, place of the tensor in it, place in the batch) for each tensor.
 template <typename Visit>
 Status for_each_tensor(Batch batch, Visit&& visit) {
   size_t item = 0;
@@ -51,7 +51,7 @@ class Plans {
 
 using Pieces = std::vector<Piece>;
 
-// Multiplies on the device: the sum of one rank's values, times a factor.
+// Multiplies on the device: a sum over this rank alone, times a factor.
 Status scale(Run& run, const Pieces& pieces, const Plans& plans, Factor ReductionPlan::* which) {
   std::map<DType, int> ops;
   std::shared_ptr<Comm> alone;
@@ -85,7 +85,7 @@ Status scale(Run& run, const Pieces& pieces, const Plans& plans, Factor Reductio
   return status;
 }
 
-// How many rows the members have for each other, which they tell each other over the CPU.
+// How many rows each member has for each other; members tell each other over the CPU.
 class RowCounts {
  public:
   // mine(operation, t, i): this member's count number i, of `width` for each tensor.

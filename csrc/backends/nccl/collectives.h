@@ -1,4 +1,4 @@
-// The engine's collectives in terms of NCCL's. Each returns when everything is queued on the communicator's stream.
+// The engine's collectives made of NCCL's. Each returns when all its calls are queued on the communicator's stream.
 #pragma once
 
 #include "backends/nccl/comm.h"

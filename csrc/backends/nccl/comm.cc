@@ -11,8 +11,8 @@ namespace {
 
 // What a member tells the others about a step that all of them must have taken.
 struct Outcome {
-  UniqueId id{};        // of the first member
-  char failure[384]{};  // a sentence; empty: it succeeded
+  UniqueId id{};        // the first member's id for the new communicator
+  char failure[384]{};  // why the step failed; empty: it succeeded
 
   void fail(const Status& status) {
     const std::string message = shortened(status.message(), sizeof failure - 1);
@@ -24,7 +24,7 @@ Status could_not_start(const Peers& peers, int rank, const std::string& why) {
   return {Code::internal, "NCCL could not be started on " + peers.labels[rank] + ": " + why};
 }
 
-// Everybody's outcome; fails alike on all members when one has failed.
+// Exchanges outcomes; fails alike on all members when the step has failed on one.
 Status agree(const Peers& peers, const Outcome& mine, UniqueId& id) {
   std::vector<std::byte> all;
   HVD_TRY(peers.gather(&mine, sizeof mine, all));
@@ -114,7 +114,7 @@ Status Comm::settle(const Peers& peers) {
       const std::lock_guard<std::mutex> lock(mutex_);
       status = state_locked(state);
     }
-    if (peers.abort->raised()) return peers.abort->cause();  // explains it better
+    if (peers.abort->raised()) return peers.abort->cause();  // the abort's cause explains more
     if (!status.ok()) return explain(std::move(status), state, peers);
     if (state == kSuccess) return {};
     const int64_t now = now_us();

@@ -13,7 +13,7 @@
 
 namespace horovod::nccl {
 
-using cuda::Peers;  // its members are NCCL's ranks
+using cuda::Peers;  // the members; their numbers are NCCL's ranks
 
 class Comm {
  public:
@@ -44,16 +44,16 @@ class Comm {
     return library_.failure(function.name, result, handle_);
   }
 
-  // Sum of values that were multiplied by `scalar` (one element of the type, on the host).
+  // Makes an operator that multiplies values by `scalar` (one element of the type, on the host) and sums them.
   Status create_premul_sum(int& op, const void* scalar, DataType type);
   void destroy_op(int op);
 
-  // What has gone wrong since.
+  // Fails if the communicator has failed since it was made.
   Status check(const Peers& peers);
 
-  // Ends what runs and frees everything. Any thread; nothing can be called after it, which gives an error.
+  // Ends what runs and frees everything. Any thread. Later calls on this object fail.
   void abort();
-  // The orderly end; operations have passed. Waits a moment for NCCL.
+  // Ends the communicator in order, when all operations have passed. Waits a moment for NCCL.
   void close(const Peers& peers);
 
   const Library& library() const { return library_; }
@@ -71,11 +71,11 @@ class Comm {
     HVD_TRY(current.status());
     HVD_TRY(call(library_.group_start));
     Status status = calls(handle_);
-    Status end = call(library_.group_end);  // also after a failure: it closes the group
+    Status end = call(library_.group_end);  // called after a failure as well, because it closes the group
     return status.ok() ? end : status;
   }
   Status state_locked(int& state) const;
-  // An error that a lost peer may have caused is that of the peer, if somebody knows it soon.
+  // If a lost peer may have caused the error, and somebody names that peer soon, the error becomes "peer lost".
   static Status explain(Status status, int state, const Peers& peers);
   Status settle(const Peers& peers);
   static Status ended();

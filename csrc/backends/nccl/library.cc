@@ -6,7 +6,7 @@ namespace {
 constexpr const char* kSystemsOwn = "libnccl.so.2";
 constexpr int kOldest = 21400;
 
-// 22703 is 2.27.3; before 2.9 it was 2804 for 2.8.4.
+// NCCL's version number 22703 is 2.27.3; before 2.9, 2804 was 2.8.4.
 std::string in_words(int code) {
   const int major = code < 10000 ? 1000 : 10000;
   return std::to_string(code / major) + "." + std::to_string(code % major / 100) + "." + std::to_string(code % 100);

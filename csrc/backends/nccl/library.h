@@ -15,7 +15,7 @@ namespace horovod::nccl {
 
 using CommHandle = struct OpaqueComm*;
 
-struct UniqueId {  // passed by value, as NCCL does
+struct UniqueId {  // a struct, since NCCL takes it by value
   char bytes[128];
 };
 
@@ -46,7 +46,8 @@ enum DataType : int {
 inline constexpr int kHasFloat8 = 22400;      // version_code that reduces these,
 inline constexpr int kFloat8Capability = 90;  // on GPUs from Hopper on
 
-enum RedOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4 };  // more are made, see create_premul_sum
+// Operators beside these are made by create_premul_sum.
+enum RedOp : int { kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4 };
 
 inline constexpr int kHostScalar = 1;  // ncclScalarHostImmediate: read before create_premul_sum returns
 
@@ -78,14 +79,14 @@ struct Library {
   Imported<const void*, void*, size_t, int, CommHandle, cuda::StreamHandle> all_gather{"ncclAllGather"};
   Imported<const void*, size_t, int, int, CommHandle, cuda::StreamHandle> send{"ncclSend"};
   Imported<void*, size_t, int, int, CommHandle, cuda::StreamHandle> receive{"ncclRecv"};
-  // These two answer with a text.
+  // These two functions return a text.
   const char* (*result_text)(int) = nullptr;
   const char* (*last_error)(CommHandle) = nullptr;
 
   int version_code = 0;  // 22703 is 2.27.3
-  std::string file;      // as it was named to the loader
+  std::string file;      // the name under which the loader found the library
 
-  // A sentence with NCCL's own words; comm may be null.
+  // An error message with NCCL's own words; comm may be null.
   Status failure(const char* function, int result, CommHandle comm) const;
 };
 

@@ -45,7 +45,7 @@ PackLayout PackLayout::of(const std::vector<TensorSize>& tensors, const PackRule
 Status PackBuffer::reserve(size_t bytes, size_t most_bytes, const std::shared_ptr<cuda::Stream>& stream) {
   if (memory_.data && bytes <= memory_.bytes) return {};
   const size_t wanted = std::max(bytes, std::min(most_bytes, std::max(kLeastBuffer, std::bit_ceil(bytes))));
-  memory_ = {};  // first, so that the new one may take its place
+  memory_ = {};  // the old buffer goes first, so that the new one may take its place
   cuda::Device& device = stream->device();
   if (const Status status = device.allocate(wanted, stream, memory_); !status.ok()) {
     return {status.code(),

@@ -14,9 +14,9 @@
 namespace horovod::nccl {
 
 struct PackRule {
-  size_t threshold_bytes = 0;  // larger tensors stay where they are; 0: all do
-  size_t least_count = 1;      // fewer small tensors of one dtype aren't worth it
-  size_t most_bytes = 0;       // in a buffer
+  size_t threshold_bytes = 0;  // larger tensors are not packed; 0: none is
+  size_t least_count = 1;      // fewer small tensors of one dtype are not worth packing
+  size_t most_bytes = 0;       // size of a buffer at most
 };
 
 struct TensorSize {
@@ -26,14 +26,15 @@ struct TensorSize {
 
 // Where each tensor of a batch goes.
 struct PackLayout {
-  static constexpr size_t kAlignment = 16;  // of a tensor in the buffer: the widest copy, a multiple of every element
+  // Alignment of a tensor in the buffer: the widest copy, a multiple of every element.
+  static constexpr size_t kAlignment = 16;
   static constexpr int64_t kStays = -1;
-  struct Part {  // of the buffer, for tensors of one dtype
+  struct Part {  // a part of the buffer, for tensors of one dtype
     DType dtype;
     size_t offset;
     size_t bytes;
   };
-  std::vector<int64_t> offsets;  // in the buffer, by tensor; or kStays
+  std::vector<int64_t> offsets;  // tensor -> its offset in the buffer, or kStays
   std::vector<Part> parts;
   size_t bytes = 0;
 
@@ -54,7 +55,7 @@ struct Piece {
 // for nothing when it grows, nor does anybody read what was overwritten.
 class PackBuffer {
  public:
-  // Room for so many bytes; it grows to the next power of two, but never beyond most_bytes for less.
+  // Makes room for so many bytes: grows to the next power of two, but beyond most_bytes only as far as needed.
   Status reserve(size_t bytes, size_t most_bytes, const std::shared_ptr<cuda::Stream>& stream);
   std::byte* data() const { return memory_.data.get(); }
 
@@ -62,7 +63,7 @@ class PackBuffer {
   OutputBuffer memory_;
 };
 
-// Where a batch is packed, if it is.
+// The buffer in which a batch is packed, if it is packed.
 struct Packing {
   const PackRule& rule;
   const cuda::Copier& copier;
@@ -77,7 +78,7 @@ class PackedBatch {
   Status plan(Batch batch, bool as_bytes, bool alone, const std::shared_ptr<cuda::Stream>& stream, Packing& packing);
   const std::vector<Piece>& pieces() const { return pieces_; }
   Status pack();
-  // keep_in_place: what was reduced in place has not changed, as at the root of a broadcast.
+  // keep_in_place: tensors that were reduced in place have not changed, as at the root of a broadcast.
   Status unpack(bool keep_in_place);
 
  private:
@@ -87,7 +88,7 @@ class PackedBatch {
     std::byte* in_buffer;
   };
   std::vector<Piece> pieces_;
-  std::vector<Place> places_;  // of what is packed
+  std::vector<Place> places_;  // places of the packed tensors
   Packing* packing_ = nullptr;
   const cuda::Stream* stream_ = nullptr;
 };

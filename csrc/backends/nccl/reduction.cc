@@ -56,7 +56,7 @@ bool nccl_type(DType dtype, DataType& type) {
   return false;
 }
 
-// False for what NCCL does not compute; that goes through the host's memory.
+// False for an operation that NCCL does not compute, which goes through the host's memory.
 bool nccl_op(ReduceOp op, int& found) {
   switch (op) {
     case ReduceOp::average:
@@ -79,7 +79,7 @@ bool nccl_op(ReduceOp op, int& found) {
   }
 }
 
-// One of the type, times the value: rounded as the kernels round.
+// The bits of `value` as one element of the type, rounded as the kernels round.
 uint64_t bits_of(DType dtype, double value) {
   uint64_t bits = 0;
   const float single = 1.0f;
@@ -94,7 +94,7 @@ uint64_t bits_of(DType dtype, double value) {
   return bits;
 }
 
-// The smallest value of full precision and the largest one.
+// The smallest and the largest value that the type holds at full precision.
 void limits_of(DType dtype, double& least, double& most) {
   if (is_float8(dtype)) {
     least = dtype == DType::float8_e4m3fn ? 0x1p-6 : 0x1p-14;
@@ -112,7 +112,7 @@ Status set_factor(DType dtype, double value, Factor& factor) {
   limits_of(dtype, least, most);
   int exponent = 0;
   const bool exact = std::fabs(std::frexp(value, &exponent)) == 0.5;
-  // Three bits are no precision for a factor, but a power of two needs none.
+  // Three bits are too few for a factor, unless it is a power of two, which needs none.
   const bool coarse = is_float8(dtype) && !exact;
   if (value != 0.0 && (coarse || !(std::fabs(value) >= least && std::fabs(value) <= most))) {
     return refused("multiplies in the tensor's type, and " + std::string(name_of(dtype)) + " can't hold the factor " +
@@ -135,7 +135,7 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
     return refused("divides by " + std::to_string(size) + " in the precision of " + name_of(dtype));
   }
   if (!nccl_op(op, plan.op)) return refused(std::string("does not compute ") + name_of(op));
-  if (dtype == DType::boolean) {  // bytes of 0 and 1; factors mean nothing
+  if (dtype == DType::boolean) {  // booleans are bytes of 0 and 1, to which factors do not apply
     plan.op = op == ReduceOp::sum || op == ReduceOp::max ? kMax : kMin;
     return {};
   }
@@ -145,13 +145,14 @@ Status plan_reduction(const OpSpec& spec, DType dtype, int size, ReductionPlan& 
     return refused("adds up " + std::string(name_of(dtype)) + " in that type, which the sum may not fit");
   }
   if (spec.prescale == 1.0 && spec.postscale == 1.0) {
-    if (average && size == 1) plan.op = kSum;  // else NCCL multiplies by 1, and refuses that for float8
+    // With an average of one rank, NCCL would multiply by 1, and refuse that for float8.
+    if (average && size == 1) plan.op = kSum;
     return {};
   }
   if (!is_floating(dtype)) {
     return refused("can't multiply " + std::string(name_of(dtype)) + " by a fraction");
   }
-  // To the NCCL of PyTorch 2.11 that is an invalid argument, as seen on an H100.
+  // The NCCL of PyTorch 2.11 refuses this as an invalid argument, as seen on an H100.
   if (is_float8(dtype) && (!sum || size == 1)) {
     return refused("does not multiply " + std::string(name_of(dtype)) + " without adding it up");
   }

@@ -12,16 +12,16 @@ namespace horovod::nccl {
 
 struct Factor {
   double value = 1.0;
-  uint64_t bits = 0;  // one element of the type that has this value
+  uint64_t bits = 0;  // the value as one element of the type
 
   bool needed() const { return value != 1.0; }
 };
 
 struct ReductionPlan {
   DataType type = kFloat32;
-  int op = kSum;         // where `premul` is not needed
-  Factor premul;         // sums only: of each member's values
-  Factor before, after;  // else: of the input and of the result, in steps of their own
+  int op = kSum;         // NCCL's operator, if `premul` is not needed
+  Factor premul;         // sums only: multiplies each member's values
+  Factor before, after;  // for others: multiply the input and the result, in steps of their own
 };
 
 // The plan for tensors of `dtype` under the operation's reduction and factors; an error says what NCCL can't do, as a

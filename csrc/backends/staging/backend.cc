@@ -15,7 +15,7 @@
 namespace horovod {
 namespace {
 
-// What is on its way back. Its results must not be given back meanwhile.
+// A batch whose last copies are on their way back. Its results must not be given back meanwhile.
 struct Queued {
   std::string name;
   std::shared_ptr<DeviceEvent> finished;
@@ -40,7 +40,7 @@ class StagingBackend final : public DevicePath {
 
   Status run(Batch batch) override {
     Status status = stage(batch);
-    // The tensors may be let go when this returns, so nothing may go on that uses them.
+    // The caller may free the tensors when this returns, so no copy may go on that uses them.
     if (!status.ok()) pipeline_.drain();
     return status;
   }
@@ -150,11 +150,12 @@ class StagingBackend final : public DevicePath {
 
   const DataPlane plane_;
   const cuda::Peers peers_;
-  staging::Pipeline pipeline_;    // uses peers_
-  std::vector<std::byte> signs_;  // of meet(), as the next: the mesh may use them when meet() has failed
+  staging::Pipeline pipeline_;  // uses peers_
+  // Buffers of meet(), as the next member is: the mesh may use them when meet() has failed.
+  std::vector<std::byte> signs_;
   std::deque<Round> rounds_;
   std::vector<Queued> queued_;           // driver only
-  std::atomic<size_t> queued_count_{0};  // its size, for others; orders nothing
+  std::atomic<size_t> queued_count_{0};  // the size of `queued_` for other threads; relaxed
 };
 
 }  // namespace

@@ -15,8 +15,8 @@
 
 namespace horovod {
 
-// What the plane consists of must outlive it; where it names members, only Adasum can be run. Null when there is no
-// stream to be had; `status` then says why.
+// The objects in `plane` must outlive the path. If `plane` names members, only Adasum can be run. Null if the device
+// has no stream left; `status` then says why.
 std::unique_ptr<DevicePath> make_staging_backend(std::shared_ptr<cuda::Device> device,
                                                  std::shared_ptr<cuda::PinnedPool> pool, DataPlane plane,
                                                  cuda::Peers peers, Status& status);

@@ -13,16 +13,16 @@ namespace horovod::staging {
 void inputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
 void outputs_of(const SpanList& list, int64_t begin, int64_t end, size_t offset, std::vector<Piece>& pieces);
 
-// What a chunk of an operation `like` that is: one tensor, by the CPU's data plane.
+// Makes the operation of one chunk: an operation `like` that, on one tensor, for the CPU's data plane.
 void put_on_host(Operation& operation, const OpSpec& like, DType dtype, std::vector<int64_t> shape);
 Status run_on_host(const Run& run, Operation& operation);
-// The same, with the result in `room`, which must be of `bytes`.
+// Runs such an operation with the result in `room`, which must be of `bytes`.
 Status run_into(const Run& run, Operation& operation, std::byte* room, size_t bytes);
 
-// Bytes of a window when `windows` of them share a buffer.
+// Bytes of one window when `windows` of them share a buffer.
 int64_t window_bytes(const Run& run, int windows, int64_t item = 1);
 
-// How much of `total` the window from `begin` on has.
+// How many elements of `total` the window that begins at `begin` has.
 inline int64_t part_of(int64_t total, int64_t begin, int64_t window) {
   return std::clamp<int64_t>(total - begin, 0, window);
 }

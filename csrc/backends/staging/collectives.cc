@@ -8,7 +8,7 @@
 namespace horovod::staging {
 namespace {
 
-// A chunk that is reduced or sent in place.
+// Runs a chunk that is reduced or sent in place.
 Status in_place(Run& run, const OpSpec& like, const SpanList& list, DType dtype, bool comes, bool goes) {
   const auto item = static_cast<int64_t>(list.element_bytes());
   const int64_t window = window_bytes(run, 1, item) / item;
@@ -31,7 +31,7 @@ Status in_place(Run& run, const OpSpec& like, const SpanList& list, DType dtype,
       run.what);
 }
 
-// Between the device and memory of the host, which `data` is by the place in the list.
+// Copies between the device and the host's memory `data`, in which a span lies at its place in the list.
 Status carry(Run& run, const SpanList& list, std::byte* data, bool to_host) {
   const int64_t window = window_bytes(run, 1);
   int64_t begin = 0;

@@ -13,21 +13,21 @@ struct Run {
   Pipeline& pipeline;
   const DataPlane& plane;  // the CPU's
   const cuda::Peers& peers;
-  std::string what;  // the batch, for messages
+  std::string what;  // names the batch in messages
 
   int rank() const { return peers.rank; }
   int size() const { return peers.size(); }
-  // Result memory on the device.
+  // Allocates memory on the device for a result.
   Status allocate(Operation& operation, size_t tensor, int64_t rows) const {
     return pipeline.up()->device().allocate_rows(operation, tensor, rows, pipeline.up());
   }
 };
 
-Status allreduce(Run& run, Batch batch);      // by elements, each dtype of a group by itself
-Status adasum(Run& run, Batch batch);         // whole tensors: their dot products decide
+Status allreduce(Run& run, Batch batch);      // cut by elements, each dtype of a group by itself
+Status adasum(Run& run, Batch batch);         // whole tensors, because their dot products decide
 Status broadcast(Run& run, Batch batch);      // by bytes
-Status allgather(Run& run, Batch batch);      // row counts; as many bytes of each member in a chunk
-Status alltoall(Run& run, Batch batch);       // row counts; as many bytes of each pair in a chunk
-Status reducescatter(Run& run, Batch batch);  // as many elements of each member's rows in a chunk
+Status allgather(Run& run, Batch batch);      // row counts first; a chunk has equally many bytes of each member
+Status alltoall(Run& run, Batch batch);       // row counts first; a chunk has equally many bytes of each pair
+Status reducescatter(Run& run, Batch batch);  // a chunk has equally many elements of each member's rows
 
 }  // namespace horovod::staging

@@ -11,7 +11,7 @@
 namespace horovod::staging {
 
 Pipeline::~Pipeline() {
-  // What a device that stands still may yet write to is nobody else's.
+  // If the device stands still, it may yet write to these buffers, so they are given to nobody else.
   if (drain()) rest();
 }
 
@@ -107,7 +107,7 @@ bool Pipeline::drain() {
     std::shared_ptr<DeviceEvent> end;
     bool passed = false;
     Status status = stream->device().record(stream->handle(), end);
-    const auto is_over = [&] {  // an error is one of the device, on which nothing runs any more
+    const auto is_over = [&] {  // an error is the device's, on which nothing runs any more
       if (status.ok()) status = end->passed(passed);
       return passed || !status.ok();
     };

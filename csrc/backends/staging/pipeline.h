@@ -28,14 +28,14 @@ namespace horovod::staging {
 
 struct Piece {
   cuda::Address device = 0;
-  size_t offset = 0;  // in the buffer
+  size_t offset = 0;  // where the piece lies in the buffer
   size_t bytes = 0;
 };
 
 struct Chunk {
-  std::vector<Piece> in;                          // come before the work
-  std::function<Status(std::byte* buffer)> work;  // on the host, in the order of chunks
-  std::vector<Piece> out;                         // go after it
+  std::vector<Piece> in;                          // pieces that are copied to the host before the work
+  std::function<Status(std::byte* buffer)> work;  // runs on the host, in the order of chunks
+  std::vector<Piece> out;                         // pieces that are copied to the device after the work
 };
 
 // Fills in the next chunk; false when there is none.
@@ -44,7 +44,7 @@ using Chunks = std::function<bool(Chunk&)>;
 // Driver only.
 class Pipeline {
  public:
-  // down: device to host; up: the way back, in whose order results are written.
+  // down: the stream from device to host. up: the stream back, in whose order results are written.
   Pipeline(std::shared_ptr<cuda::PinnedPool> pool, const cuda::Peers& peers, std::shared_ptr<cuda::Stream> down,
            std::shared_ptr<cuda::Stream> up)
       : pool_(std::move(pool)), peers_(peers), down_(std::move(down)), up_(std::move(up)) {}
@@ -57,12 +57,13 @@ class Pipeline {
 
   // Blocks until `event` has passed on the device; `what` ends a sentence on what it is for.
   Status await(DeviceEvent& event, const std::string& what) const;
-  // Blocks until the last chunk was worked on; the ways back of the last ones may still be under way on up().
+  // Blocks until the last chunk was worked on; copies of the last chunks back to the device may still be under way on
+  // up().
   Status run(const Chunks& chunks, const std::string& what);
 
-  // Blocks until what is queued is over; false when the device does not come to it for long.
+  // Blocks until everything that is queued has run; false if the device makes no progress for long.
   bool drain();
-  // Everything on up() has passed: gives the buffers back.
+  // To be called when everything on up() has passed: gives the buffers back.
   void rest();
 
  private:
@@ -71,8 +72,8 @@ class Pipeline {
 
   struct Buffer {
     std::byte* memory = nullptr;          // null: not taken from the pool
-    std::shared_ptr<DeviceEvent> coming;  // what comes is there
-    std::shared_ptr<DeviceEvent> gone;    // what goes has left; null: nothing ever went
+    std::shared_ptr<DeviceEvent> coming;  // passes when the chunk's input has arrived
+    std::shared_ptr<DeviceEvent> gone;    // passes when the chunk's output has left; null: nothing ever left
   };
 
   Status fetch(const Chunk& chunk, Buffer& buffer);

@@ -48,7 +48,8 @@ Status allgather(Run& run, Batch batch) {
   }));
   std::vector<SpanList> lists;
   for (const std::vector<Span>& one : spans) lists.emplace_back(one, DType::uint8);
-  const int64_t window = window_bytes(run, n + 1);  // of each member, and this one's again as the input
+  // One window for each member, and this member's once more as the input.
+  const int64_t window = window_bytes(run, n + 1);
   const int64_t longest = longest_of(lists);
   int64_t begin = 0;
   return run.pipeline.run(

@@ -1,11 +1,11 @@
-// What the kernel in copy_spans.cu is given. The host's compiler and the device's read this file alike, the latter at
-// run time (backends/cuda/compiler.h), so it includes nothing.
+// The parameters of the kernel in copy_spans.cu. Both the host's compiler and the device's read this file, the latter
+// at run time (backends/cuda/compiler.h), so it includes nothing.
 #pragma once
 
 namespace horovod::cuda {
 
-constexpr unsigned kTableSpans = 170;        // as many as the parameters of a kernel, 4 KB, have room for
-constexpr unsigned kChunkBytes = 16u << 10;  // what one block copies; a multiple of every width
+constexpr unsigned kTableSpans = 170;        // spans that fit into the parameters of a kernel, 4 KB
+constexpr unsigned kChunkBytes = 16u << 10;  // bytes that one block copies; a multiple of every width
 constexpr unsigned kBlockThreads = 256;
 
 // Spans of any size and alignment, none of them empty. They are cut in chunks, which are numbered through.

@@ -1,4 +1,4 @@
-// What load.cc gets from this library. No exception leaves it.
+// The function that load.cc looks up in this library. No exception leaves it.
 #include "backends/gloo/backend.h"
 
 #include <exception>

@@ -1,4 +1,4 @@
-// The engine's collectives in terms of Gloo's. They throw what Gloo throws.
+// The engine's collectives made of Gloo's. They throw Gloo's exceptions.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct Run {
 
 Status allreduce(Run run, Batch batch);      // Gloo's ring
 Status broadcast(Run run, Batch batch);      // Gloo's binomial tree
-Status allgather(Run run, Batch batch);      // row counts, then Gloo's allgatherv
-Status alltoall(Run run, Batch batch);       // row counts, then Gloo's alltoallv
+Status allgather(Run run, Batch batch);      // exchanges row counts, then runs Gloo's allgatherv
+Status alltoall(Run run, Batch batch);       // exchanges row counts, then runs Gloo's alltoallv
 Status reducescatter(Run run, Batch batch);  // Gloo's alltoallv; rows are reduced in the order of the ranks
 
 inline Status no_memory(const Operation& operation) {

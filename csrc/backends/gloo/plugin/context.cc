@@ -44,7 +44,7 @@ void Link::drop(Status cause) {
   failed = true;
   abort.raise(std::move(cause));
   Flight none;
-  (void)mesh.finish(none);  // sees the signal
+  (void)mesh.finish(none);  // so that the mesh sees the abort signal
 }
 
 void Link::fail(Status status) {

@@ -26,7 +26,7 @@
 
 namespace horovod::gloo_plugin {
 
-// Carries a status through Gloo.
+// Carries a Status through Gloo's code as an exception.
 struct MeshError : ::gloo::Exception {
   explicit MeshError(Status cause) : ::gloo::Exception(cause.message()), status(std::move(cause)) {}
   Status status;
@@ -38,9 +38,9 @@ struct Link {
   AbortSignal& abort;
   bool failed = false;  // the mesh has let go of all memory
 
-  // Throws what the mesh failed with.
+  // Throws a failed status of the mesh as MeshError.
   void check(Status status);
-  // Ends the epoch: nothing that is under way will be finished.
+  // Ends the epoch, because no transfer that is under way will be finished.
   [[noreturn]] void fail(Status status);
   void drop(Status cause);
 };
@@ -58,7 +58,7 @@ class MeshBuffer final : public ::gloo::transport::UnboundBuffer {
   bool waitSend(int* peer, std::chrono::milliseconds timeout) override;
   bool waitRecv(int* peer, std::chrono::milliseconds timeout) override;
 
-  // Nobody calls them: the abort signal ends a wait.
+  // Nobody calls these: the abort signal ends a wait.
   void abortWaitSend() override {}
   void abortWaitRecv() override {}
 
@@ -66,16 +66,16 @@ class MeshBuffer final : public ::gloo::transport::UnboundBuffer {
   struct Message {
     int peer;
     uint64_t slot;
-    uint64_t wire_slot;  // sent or received ahead of the bytes
+    uint64_t wire_slot;  // the slot, which is sent or received ahead of the bytes
     Flight flight;
   };
-  using Messages = std::list<Message>;  // they stay where they are while the mesh uses them
+  using Messages = std::list<Message>;  // a list, because messages must not move while the mesh uses them
 
   Transfer transfer(Message& message, size_t offset, size_t bytes) const;
   Message await_one(Messages& messages);
 
   Link& link_;
-  Messages sends_, receives_;  // under way, oldest first
+  Messages sends_, receives_;  // messages under way, oldest first
 };
 
 class MeshTransport final : public ::gloo::transport::Context {
@@ -91,7 +91,7 @@ class MeshTransport final : public ::gloo::transport::Context {
   Link link_;
 };
 
-// What Gloo's collectives are given.
+// The context that Gloo's collectives are given.
 class MeshContext final : public ::gloo::Context {
  public:
   MeshContext(Mesh& mesh, AbortSignal& abort) : Context(mesh.rank(), mesh.size()) {

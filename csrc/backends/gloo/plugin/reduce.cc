@@ -19,7 +19,7 @@ void scaled_copy(DType dtype, void* output, const void* input, int64_t count, do
   }
 }
 
-// The elements of a batch in one piece, which Gloo needs: the output itself where there is only one span.
+// The elements of a batch as one array, which Gloo needs: the output itself if there is only one span.
 class Whole {
  public:
   explicit Whole(const SpanList& list) : list_(list) {
