@@ -94,7 +94,7 @@ class Adasum {
       step.longest = std::max(step.longest, next[member].size());
     }
     if (halves()) {
-      const int partner = rank_ ^ distance;  // the partner had the same part until now
+      const int partner = rank_ ^ distance;  // until now the partner had the same part
       step.sent = {mine_, next[partner].begin, next[partner].end};
       step.peers = {{partner, {&room_, 0, next[rank_].size()}}};
       step.after = expect(next[rank_]);
@@ -195,26 +195,26 @@ class Adasum {
     return wire_->run(step);
   }
 
-  // The last combination, for elements of this member's part.
+  // The last combination, for these elements of this member's part.
   void finish(Range elements) {
     combine(elements);
     if (spec_.postscale != 1.0) scale(outputs_, elements, spec_.postscale);
   }
 
-  // What `member` has after the halving at this distance.
+  // The part of the array that `member` has after the halving at this distance.
   Range part_at(int member, int distance) const {
     Range part{0, inputs_.elements()};
     for (int halved = 1; halved <= distance; halved *= 2) part = half(part, member, halved);
     return part;
   }
 
-  // What `member` keeps of its part at this distance: the lower half on the side without the bit.
+  // The half of its part that `member` keeps at this distance: the lower half on the side without the bit.
   static Range half(Range part, int member, int distance) {
     const int64_t middle = part.begin + part.size() / 2;
     return (member & distance) == 0 ? Range{part.begin, middle} : Range{middle, part.end};
   }
 
-  // Not from malloc, which may take the memory from the kernel anew for each operation, page by page.
+  // Memory for theirs_. Not from malloc, which may take it from the kernel anew for each operation, page by page.
   Status make_room(int64_t most) {
     const size_t bytes = static_cast<size_t>(most) * item_;
     theirs_.reset(static_cast<std::byte*>(allocate_large(bytes)));
@@ -228,7 +228,7 @@ class Adasum {
     return {};
   }
 
-  // Another member's elements of `range` are about to come to theirs_: what to do as they do.
+  // Before another member's elements of `range` come to theirs_: returns the function to call as they come.
   std::function<void(int64_t)> expect(Range range) {
     products_.assign(tensors(), {});
     range_ = range;
@@ -256,7 +256,7 @@ class Adasum {
     }
   }
 
-  // Elements of range_: the output becomes the Adasum of mine_ and theirs_.
+  // Computes elements of range_: the output becomes the Adasum of mine_ and theirs_.
   void combine(Range elements) {
     visit(elements,
           [&](size_t tensor, const std::byte* mine, std::byte* output, const std::byte* theirs, size_t count) {
@@ -309,8 +309,9 @@ class Adasum {
   std::unique_ptr<std::byte, decltype(&free_large)> theirs_{nullptr, free_large};  // range_ of another member's vector
   SpanList room_{Batch()};                                                         // all of theirs_
   Range range_{0, 0};
-  std::vector<DotProducts> products_;  // of each tensor, over what arrived: mine with theirs, mine, theirs
-  std::vector<Weights> weights_;       // of each tensor
+  // Dot products of each tensor, over the elements that have come: mine with theirs, mine, theirs.
+  std::vector<DotProducts> products_;
+  std::vector<Weights> weights_;  // weights of each tensor
 };
 
 }  // namespace

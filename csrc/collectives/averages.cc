@@ -15,7 +15,7 @@
 namespace horovod {
 namespace {
 
-// So many elements of an allreduce are widened at a time.
+// elements of an allreduce that are widened at a time
 constexpr int64_t kWindow = int64_t{1} << 20;
 
 template <typename Visit>
@@ -54,7 +54,7 @@ T nearest(double value) {
   return static_cast<T>(value);
 }
 
-// The two forms of elements of one dtype.
+// Elements of one dtype, as the tensor has them and widened.
 class Wide {
  public:
   Wide(const OpSpec& spec, int size)

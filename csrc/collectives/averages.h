@@ -14,7 +14,7 @@
 
 namespace horovod {
 
-// Whether average_integers() is to run this; the first tensor's dtype counts for all.
+// Whether average_integers() is to run this operation; the dtype of its first tensor counts for all.
 inline bool averages_integers(const OpSpec& spec) {
   return spec.reduce_op == ReduceOp::average && traits_of(spec.type).reduces && !spec.tensors.empty() &&
          !is_floating(spec.tensors[0].dtype) && spec.tensors[0].dtype != DType::boolean;

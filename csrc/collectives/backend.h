@@ -9,7 +9,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  // Whether it runs operations of this type; our own algorithms run the others.
+  // Whether the backend runs operations of this type; our own algorithms run the others.
   virtual bool has(OpType type) const = 0;
   // Runs a batch (operations of equal type, dtype and factors) to its end on this member. Never throws.
   virtual Status run(Batch batch) = 0;

@@ -10,7 +10,7 @@
 
 namespace horovod {
 
-// By OpType; null: this backend does not have the type. Of: the type of what the functions work on.
+// A function for each OpType; null: this backend does not have the type. Of: the type on which the functions work.
 template <typename Of>
 using Functions = std::array<Status (*)(Of, Batch), kOpTypeCount>;
 

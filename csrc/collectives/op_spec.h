@@ -56,7 +56,7 @@ struct OpSpec {
   // dimension where rows may be uneven.
   bool agrees_with(const OpSpec& other) const;
 
-  size_t bytes() const;  // of all tensors
+  size_t bytes() const;  // bytes of all tensors
   bool uniform_dtype() const;
 };
 

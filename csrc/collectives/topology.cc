@@ -61,7 +61,7 @@ Status run_uniform(const DataPlane& plane, Batch batch) {
   }
   if (averages_integers(batch[0]->spec)) [[unlikely]]
     return average_integers(plane, batch);
-  if (traits_of(type).no_tensors) return {};  // the order log says already that every member has arrived
+  if (traits_of(type).no_tensors) return {};  // the order log has told already that every member has arrived
   const Algorithms& way = algorithms_of(type);
   if (plane.region) {
     if (way.shared) return way.shared(*plane.region, batch);

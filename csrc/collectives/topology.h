@@ -9,7 +9,7 @@ namespace horovod {
 // Runs the batch (operations of equal type, dtype and factors) to its end on this member; on a device: queues it there.
 Status run_batch(const DataPlane& plane, Batch batch);
 
-// For a world of more than one member.
+// This member's rank; for a world of more than one member.
 int rank_in(const DataPlane& plane);
 int size_of(const DataPlane& plane);
 

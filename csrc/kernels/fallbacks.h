@@ -56,7 +56,7 @@ HVD_INLINE FloatPair load_halves(const char* memory) {
   return {from_half(both & 0xffffu), from_half(both >> 16)};
 }
 
-// Rounds to nearest even; NaNs become canonical.
+// Stores both vectors as float16, rounded to nearest even; NaNs become canonical.
 HVD_INLINE void store_halves(char* memory, FloatPair pair) {
   store(memory, to_half(pair.low) | to_half(pair.high) << 16);
 }
@@ -66,7 +66,7 @@ HVD_INLINE Shorts alternate(Shorts low, Shorts high) {
   return (Shorts)(((Words)low & 0xffffu) | ((Words)high & 0xffff0000u));
 }
 
-// 0 where the difference would be negative.
+// left - right, or 0 if that is negative.
 HVD_INLINE Shorts subtract_saturating(Shorts left, Shorts right) { return left - (left < right ? left : right); }
 
 }  // namespace

@@ -45,7 +45,8 @@ struct Float8 {
     const uint32_t magnitude = word & 0x7fffffffu;
     const auto sign = static_cast<uint8_t>(word >> 24 & 0x80u);
     if (magnitude > 0x7f800000u) return kNan;
-    constexpr uint32_t normal = static_cast<uint32_t>(127 + 1 - kBias) << 23;  // the smallest normal one
+    // The smallest normal float8, as bits of a float32.
+    constexpr uint32_t normal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
     uint32_t rounded;
     if (magnitude < normal) {
       // Adding this lines the last bit of a float32 up with that of a denormal, rounding on the way.

@@ -92,7 +92,7 @@ struct Ordered16 {
   }
 };
 
-// Payloads of NaNs don't travel from factors into results (see Bfloat16::write).
+// The factor without a NaN's payload, which must not travel into results (see Bfloat16::write).
 HVD_INLINE double plain(double factor) { return factor == factor ? factor : __builtin_nan(""); }
 
 }  // namespace

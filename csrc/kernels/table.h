@@ -10,7 +10,8 @@
 
 namespace horovod::kernels {
 
-// As kernels.h says, for two inputs or more; but integers leave postscale to a second call, of their ScaleFunction.
+// The contract is reduce() of kernels.h, for two inputs or more; but integers leave postscale to a call of their
+// ScaleFunction.
 using ReduceFunction = void (*)(void* output, const void* const* inputs, int input_count, size_t count,
                                 double postscale);
 using ScaleFunction = void (*)(void* output, const void* input, size_t count, double factor);

@@ -1,4 +1,4 @@
-// What every CPU can run: 16-byte vectors, which compilers map to SSE2 and NEON, or to plain registers.
+// The variant for every CPU: 16-byte vectors, which compilers map to SSE2 and NEON, or to plain registers.
 #include <cstddef>
 
 namespace horovod::kernels {

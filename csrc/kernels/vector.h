@@ -14,7 +14,7 @@
 
 #define HVD_INLINE inline __attribute__((always_inline))
 
-// Before a loop: no iteration reads what another one writes.
+// Put before a loop: no iteration reads what another one writes.
 #ifdef __clang__
 #define HVD_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -6,7 +6,8 @@
 namespace horovod::hierarchical {
 namespace {
 
-constexpr int64_t kDirectBytes = 64 << 10;  // of the whole array; with less, waiting for the host takes longer
+// Bytes of the whole array; smaller ones skip the host, because waiting for it takes longer.
+constexpr int64_t kDirectBytes = 64 << 10;
 
 }  // namespace
 

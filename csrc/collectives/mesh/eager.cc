@@ -10,8 +10,8 @@
 namespace horovod::mesh {
 namespace {
 
-constexpr size_t kMostBytes = 16u << 10;          // of one operation; measured over loopback
-constexpr size_t kMostReceivedBytes = 64u << 10;  // from all members together
+constexpr size_t kMostBytes = 16u << 10;          // bytes of one operation; measured over loopback
+constexpr size_t kMostReceivedBytes = 64u << 10;  // bytes that a member receives from all others together
 
 Status check_bytes(const OpSpec& spec, const std::string& sender, const std::string& contribution) {
   if (contribution.size() == spec.bytes()) return {};

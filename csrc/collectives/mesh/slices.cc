@@ -6,7 +6,7 @@ namespace horovod::mesh {
 namespace {
 
 // Measured over loopback. Between two members, reducing everything on both does not make messages longer.
-constexpr int64_t kReplicateBytes = 32 << 10;  // received in all
+constexpr int64_t kReplicateBytes = 32 << 10;  // bytes that a member receives in all
 constexpr int64_t kReplicatePairBytes = 256 << 10;
 constexpr int64_t kSliceAlignment = 64;  // elements
 

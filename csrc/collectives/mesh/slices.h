@@ -14,7 +14,7 @@ bool is_worth_replicating(int64_t bytes, int size);
 // Equal parts of the array in the order of the members.
 std::vector<Slice> equal_slices(const SpanList& list, int size);
 
-// Each member's rows of every tensor.
+// For each member, its rows of every tensor.
 struct RowSlices {
   std::deque<SpanList> lists;  // stays in place, as slices point into it
   std::vector<Slice> slices;

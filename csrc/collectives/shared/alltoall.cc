@@ -22,7 +22,7 @@ Status run_one(Region& region, Operation& operation) {
 
   std::vector<int64_t> receive(static_cast<size_t>(size));
   int64_t total = 0;
-  int64_t most = 0;  // rows, from any member to any
+  int64_t most = 0;  // most rows from any member to any other
   for (int from = 0; from < size; ++from) {
     receive[from] = rows[static_cast<size_t>(from) * size + rank];
     HVD_TRY(add_split(operation, 0, from, size, region.label(from), receive[from], total));

@@ -10,7 +10,8 @@
 namespace horovod::shared {
 namespace {
 
-// What begins the cell of an allgather or alltoall: `counts` row counts follow, then the rows themselves if they fit.
+// The beginning of the cell of an allgather or alltoall: `counts` row counts follow, then the rows themselves if they
+// fit.
 struct RowsHeader {
   uint64_t fits;
   int64_t counts[];

@@ -11,7 +11,7 @@ Status alltoall(Hierarchy& hierarchy, Batch batch) {
   Mesh& mesh = *hierarchy.mesh;
   const int n = mesh.size();
   const int me = mesh.rank();
-  const auto to = [&](int member) { return (member + n - me) % n; };  // numbers of parcels
+  const auto to = [&](int member) { return (member + n - me) % n; };  // number of the parcel for a member
   const auto from = [&](int member) { return (me + n - member) % n; };
   std::vector<std::vector<int64_t>> rows(static_cast<size_t>(n));  // by receiver
   std::vector<std::vector<iovec>> inputs(static_cast<size_t>(n));
@@ -43,7 +43,7 @@ Status alltoall(Hierarchy& hierarchy, Batch batch) {
     const int64_t* announcement = parcels.announcement(from(member));
     if (format.has_data(announcement)) told[member] = format.data(announcement);
   }
-  size_t tensor = 0;  // of the batch
+  size_t tensor = 0;  // number of the tensor in the whole batch
   for (Operation* operation : batch) {
     operation->outputs.resize(operation->spec.tensors.size());
     for (size_t t = 0; t < operation->spec.tensors.size(); ++t, ++tensor) {

@@ -16,7 +16,7 @@ namespace horovod::sparse {
 
 class AnnouncementFormat {
  public:
-  // members: of the mesh. The tensors are those of the whole batch, one after the other.
+  // members: how many the mesh has. The announced tensors are those of the whole batch, one after the other.
   AnnouncementFormat(int members, Batch batch);
 
   size_t words() const { return 1 + row_bytes_.size() + room_ / sizeof(int64_t); }
@@ -40,7 +40,7 @@ class AnnouncementFormat {
   }
 
  private:
-  std::vector<int64_t> row_bytes_;  // for each tensor
+  std::vector<int64_t> row_bytes_;  // bytes of a row, for each tensor
   size_t room_;                     // bytes of an announcement for rows
 };
 

@@ -25,7 +25,7 @@ constexpr int64_t kMostDoubledBytes = 256 << 10;
 // How an array of `elements` is cut into pieces; both ends of an exchange agree.
 struct Pieces {
   int64_t elements;
-  int64_t each;  // elements of all pieces but the last, which has the rest
+  int64_t each;  // elements of every piece but the last, which has the rest
   int64_t count;
 
   Pieces(int64_t elements, int64_t item)

@@ -41,7 +41,7 @@ class Tree {
   int place() const { return place_; }
   int size() const { return static_cast<int>(members_.size()); }
   int power() const { return power_; }
-  bool folds() const { return place_ + power_ < size(); }  // whether it speaks for another member, too
+  bool folds() const { return place_ + power_ < size(); }  // whether this member speaks for another one, too
   bool is_folded() const { return place_ >= power_; }
 
   // The part of a halved array that is left with the member at `place` < p, counted from the beginning of the array.
