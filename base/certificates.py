@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 AUTHORITY, COORDINATOR, CLIENT = "ca", "coordinator", "client"
 AUTHORITY_DAYS = 3650
 MAX_DAYS = AUTHORITY_DAYS
-_EARLIER = datetime.timedelta(hours=1)  # certificates count from so much earlier, because clocks differ
+_EARLIER = datetime.timedelta(hours=1)  # a certificate is valid from this long before it is made, because clocks differ
 _MEMBER = "horovod member"
 
 

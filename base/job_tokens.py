@@ -16,7 +16,7 @@ import hmac
 from horovod.base.errors import AccessCode, SettingCode, coded
 
 PREFIX = "hvdjob1"
-# Who has a job's token can try cluster tokens against it, so a short one would be found.
+# A process that has a job's token can try cluster tokens against it, so a short one would be found.
 MIN_CLUSTER_TOKEN_LENGTH = 16
 
 

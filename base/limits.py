@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-KEEPALIVE_S: Final = 5.0  # between two pings
-# Of the message that tells a member of its world: what a member is ready to receive. Enough for 65,536 members.
+KEEPALIVE_S: Final = 5.0  # seconds between two pings
+# The largest message about a world that a member accepts. Enough for 65,536 members.
 MAX_WORLD_MESSAGE_BYTES: Final = 64 << 20
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_STATES_STOPPED = ("T", "t")  # by a signal, by a debugger
-_PARENT = 4  # fields of /proc/PID/stat
+_STATES_STOPPED = ("T", "t")  # states of a process that a signal or a debugger has stopped
+_PARENT = 4  # places of fields in /proc/PID/stat
 _START_TIME = 22
 
 

@@ -17,7 +17,7 @@ from horovod.protos.v1 import membership_pb2 as pb
 # proof in the trailing metadata of its refusal.
 NONCE: Final = "horovod-nonce"
 PROOF: Final = "horovod-proof"
-NONCE_LENGTH: Final = 64  # of hexadecimal digits
+NONCE_LENGTH: Final = 64  # hexadecimal digits
 
 
 def attach_proof(secret: bytes, attach: pb.Attach, nonce: bytes) -> bytes:

@@ -25,7 +25,8 @@ ADVICE = (
     "each run."
 )
 _DAYS = 3650  # longer than any job; the certificate is deleted when the job is over
-_EARLIER = datetime.timedelta(hours=24)  # the certificate counts from so much earlier, because clocks of hosts differ
+# The certificate is valid from this long before it is made, because clocks of hosts differ.
+_EARLIER = datetime.timedelta(hours=24)
 _TIMEOUT_S = 20.0
 
 # The only configuration that openssl reads: the system's may hold anything. `openssl req -x509` would be one command,
@@ -62,7 +63,7 @@ class RunCertificate:
 
     cert: str
     key: str
-    ca: str  # what members and agents trust, for SERVER_NAME
+    ca: str  # the certificate that members and agents trust, for SERVER_NAME
 
     def text(self) -> str:
         """The certificate that they trust."""
@@ -75,8 +76,8 @@ class UnnamedCertificate:
 
     cert: str
     key: str
-    ca: str  # the path of what members trust, for SERVER_NAME
-    text: str  # the same, in PEM
+    ca: str  # path of the certificate that members trust, for SERVER_NAME
+    text: str  # the same certificate, as PEM
     _descriptors: list[int]
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 Guest = TypeVar("Guest", bound=Hashable)
 
-_PREFIX_BITS = 64  # of an IPv6 address: whoever has one host has so large a network
+_PREFIX_BITS = 64  # bits of an IPv6 address that count: whoever has one host has a whole network of this size
 
 
 @dataclass

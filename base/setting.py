@@ -14,7 +14,7 @@ from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 
 Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
 
-# By the type of the field of Settings.
+# Type of the field of Settings -> kind of the setting.
 _KINDS: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "text", "tuple[str, ...]": "list"}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -29,14 +29,14 @@ class Setting:
     kind: Kind
     default: Any
     help: str
-    flag: str | None = None  # of `horovodrun`: "--fusion-threshold-mb"
+    flag: str | None = None  # option of `horovodrun`: "--fusion-threshold-mb"
     yaml: str | None = None  # section and key in its --config-file: "params.fusion_threshold_mb"
-    unit: str | None = None  # of the variable
+    unit: str | None = None  # unit of the variable's value
     choices: tuple[str, ...] = ()  # lower case; kind "choice"
     minimum: float | None = None
     maximum: float | None = None
     multiple: int = 1  # the value is a multiple of this
-    flag_unit: str | None = None  # of flag and key; None: that of the variable
+    flag_unit: str | None = None  # unit of option and key; None: that of the variable
     flag_scale: int = 1  # value of the variable = value of flag or key * flag_scale
     yaml_inverted: bool = False  # the key says "enabled" where the variable says "disable"
     agreed: bool = False  # the coordinator refuses a process whose value differs

@@ -23,7 +23,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]], again_s: float = AGAIN_S
         done, pending = await asyncio.wait(pending, timeout=again_s)
         for task in done:
             if not task.cancelled():
-                task.exception()  # else asyncio would complain that it was never retrieved
+                task.exception()  # otherwise asyncio would complain that the error was never retrieved
 
 
 class Tasks:

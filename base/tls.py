@@ -15,7 +15,7 @@ EXPIRED: Final = 10
 OTHER_NAME: Final = 62
 OTHER_ADDRESS: Final = 64
 
-Stamp = tuple[tuple[int, int, int], ...]  # of each file: which one it is, when it was changed, how long it is
+Stamp = tuple[tuple[int, int, int], ...]  # for each file: which file it is, when it was changed, how long it is
 
 
 def stamp(names: Iterable[str | None]) -> Stamp:

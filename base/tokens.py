@@ -21,7 +21,7 @@ from pathlib import Path
 from horovod.base.errors import AccessCode, code_of, coded
 
 MAX_TOKEN_LENGTH = 4096  # gRPC refuses headers above 8 KiB
-READ_TIMEOUT_S = 10.0  # for a pipe whose writer is slow
+READ_TIMEOUT_S = 10.0  # seconds for a pipe whose writer is slow
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ class ClusterCode(ErrorCode):
 
     UNKNOWN_JOB = ("unknown-job", "The cluster has no such job. `horovodrun ps` lists those that it has.")
 
-    # What launchers say.
+    # Codes of what launchers say.
     NO_COORDINATOR_NAMED = (
         "no-coordinator-named",
         "Nothing says where the coordinators are. Name them with --coordinator or in HOROVOD_COORDINATOR.",
@@ -20,7 +20,7 @@ class ClusterCode(ErrorCode):
     CLUSTER_REFUSES = ("cluster-refuses", "The coordinator refuses what was asked for. The sentence says why.")
     JOB_NOT_OVER = ("job-not-over", "The job is not over after the time that `horovodrun wait` was to wait.")
 
-    # Job files and the code that they name.
+    # Codes of job files and of the code that they name.
     WRONG_JOB_FILE = (
         "wrong-job-file",
         "The job file can't be read, or has mistakes in the lines that are named. docs/jobs.md lists what it may say.",
@@ -56,7 +56,7 @@ class ClusterCode(ErrorCode):
         "An agent can't pass on a call of its ranks to their coordinator. HOROVOD_RELAY=0 does without the relay.",
     )
 
-    # What coordinators refuse.
+    # Codes with which coordinators refuse.
     INVALID_JOB = (
         "invalid-job",
         "The description of a job lacks something or contradicts itself. Correct it, and submit the job again.",

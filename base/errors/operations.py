@@ -41,7 +41,7 @@ class OperationCode(ErrorCode):
         "A rank says what cannot be true of its world. Let all ranks register the same process sets, in one order.",
     )
 
-    # A tensor or an object that no rank can send.
+    # Codes of a tensor or an object that no rank can send.
     NOT_A_TENSOR = (
         "not-a-tensor",
         "A tensor of the framework was expected. Convert what you have, or send it with broadcast_object.",
@@ -63,7 +63,7 @@ class OperationCode(ErrorCode):
     NO_ROWS = ("no-rows", "A scalar has no rows to gather, scatter or exchange. Give it a dimension, or use allreduce.")
     UNPICKLABLE = ("unpicklable-object", "A Python object can't be sent because pickle refuses it. Send its contents.")
 
-    # A wrong argument: the reduction, the root, the splits, the process set.
+    # Codes of a wrong argument: the reduction, the root, the splits, the process set.
     UNKNOWN_REDUCTION = ("unknown-reduction", "`op` is none of the reductions that Horovod has, such as hvd.Average.")
     UNDEFINED_REDUCTION = (
         "undefined-reduction",

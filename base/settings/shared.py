@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-MAX_SIZE = 1 << 16  # what a coordinator accepts (horovod.coordinator.core.world.checks; a test compares the two)
+# Largest world that a coordinator accepts (horovod.coordinator.core.world.checks; a test compares the two).
+MAX_SIZE = 1 << 16
 
 PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
 PLACE: dict[str, Any] = {"limits": (0, MAX_SIZE - 1), "launcher": True}

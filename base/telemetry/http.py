@@ -33,11 +33,12 @@ from horovod.base.seats import Seats, peer_of
 from horovod.base.tasks import end_tasks
 
 MAX_REQUEST_BYTES = 16 << 10
-HEAD_S = 1.0  # for the handshake of TLS and the head of a request together
-ANSWER_S = 10.0  # until the reader has the answer
+HEAD_S = 1.0  # seconds for the handshake of TLS and the head of a request together
+ANSWER_S = 10.0  # seconds until the reader has the answer
 MAX_READERS = 64
 MAX_READERS_OF_PEER = 16
-ACCEPT_AGAIN_S = 0.2  # after the system could not accept a connection, as without free file descriptors
+# Seconds until the next attempt, after the system could not accept a connection, as without free file descriptors.
+ACCEPT_AGAIN_S = 0.2
 _LINK = "token="
 _NO_TOKEN = coded(
     AccessCode.WRONG_TOKEN,

@@ -55,7 +55,7 @@ def start(service: str, registry: Registry | None = None, **resource: Value) -> 
             ends.append(_start_metrics(registry, service, resource))
     except ImportError as error:
         log.warning("OTEL_* asks for OpenTelemetry, which is not installed (%s): pip install 'horovod[otel]'.", error)
-    except Exception as error:  # an endpoint that can't be used, an unknown exporter
+    except Exception as error:  # the endpoint can't be used, or the exporter is unknown
         log.warning("OpenTelemetry can't be used as OTEL_* asks for: %s", error)
 
     def end() -> None:
@@ -118,7 +118,7 @@ def _start_traces(service: str, resource: Mapping[str, Value]) -> Callable[[], N
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     provider = trace.get_tracer_provider()
-    if isinstance(provider, TracerProvider):  # the program's own, which ends with the program
+    if isinstance(provider, TracerProvider):  # the program's own provider, which ends with the program
         tracing.install(_Tracer(provider.get_tracer(_SCOPE)))
         return lambda: None
     own = TracerProvider(resource=_resource(service, resource), shutdown_on_exit=False)
@@ -136,7 +136,7 @@ class _Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, parent: str, attributes: Mapping[str, Value]) -> tracing.Span:
-        # Without a parent of ours that of the program, if it has one.
+        # Without a parent from Horovod, the span gets the program's parent, if it has one.
         context = self._propagator.extract({"traceparent": parent}) if parent else None
         named = {f"horovod.{key}": value for key, value in attributes.items()}
         return _Span(self._tracer.start_span(name, context, attributes=named))

@@ -44,7 +44,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Sample:
-    labels: Labels  # values, in the order of the family's names
+    labels: Labels  # values of the labels, in the order of the family's names
     value: float | Distribution
 
 

@@ -25,7 +25,7 @@ Value = str | int | float | bool
 
 
 class Span(Protocol):
-    traceparent: str  # "" where there is no trace
+    traceparent: str  # "" if nothing is traced
 
     def set(self, **attributes: Value) -> None: ...
 
@@ -51,7 +51,7 @@ class NoSpan:
         pass
 
 
-_tracer: Tracer | None = None  # of the process, as its logging is
+_tracer: Tracer | None = None  # one tracer for the whole process, as for its logging
 _current: ContextVar[str] = ContextVar("horovod_traceparent", default="")
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from horovod._core import Engine
 
 _UNNAMED: Final = ".noname"  # the engine knows unnamed operations by this ending
-OWN_NAME: Final = "allgather.call_sites.noname"  # of the gather of lines
-_RECORD_BYTES: Final = 256  # of each rank: its number and its line
-_MAX_PARTS: Final = 8  # so many different lines are named
+OWN_NAME: Final = "allgather.call_sites.noname"  # name of the gather of lines
+_RECORD_BYTES: Final = 256  # bytes for each rank: its number and its line
+_MAX_PARTS: Final = 8  # different lines that a message names
 # Modules that stand between a script and an operation. A frame in one of them is not the caller.
 _LIBRARIES: Final = PACKAGES | {"horovod"}
 
@@ -36,7 +36,8 @@ class CheckedEngine:
     def __init__(self, engine: Engine, rank: int) -> None:
         self._engine = engine
         self._rank = rank
-        self.last_lines: dict[tuple[int, str], str] = {}  # of each kind of operations, by process set and kind
+        # (process set, kind of operation) -> the line that started the last one.
+        self.last_lines: dict[tuple[int, str], str] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -51,7 +51,7 @@ def open_channel(
     """
     options: tuple[tuple[str, int | str], ...] = channel_options(keepalive_timeout_seconds, keepalive_seconds)
     if relay:
-        # By default the name of the socket, escaped, which is no name of a server.
+        # gRPC would send the escaped path of the socket as the server's name, which is no name of a server.
         return grpc.insecure_channel(f"unix:{relay}", options=(*options, ("grpc.default_authority", address)))
     if tls is None:
         return grpc.insecure_channel(address, options=options)

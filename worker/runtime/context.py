@@ -50,16 +50,17 @@ NOT_INITIALIZED = coded(TrainingCode.NOT_INITIALIZED, "Horovod has not been init
 
 log = logging.getLogger(__name__)
 
-NOTED_SECONDS = 2.0  # a store that takes no writes is not waited for
+NOTED_SECONDS = 2.0  # seconds for the coordinator to note what was done; a store that takes no writes is not waited for
 
 _context: Context | None = None
 _lock = threading.RLock()
 _hooks_registered = False
-_own: Facts | None = None  # of this process while it is a member
+_own: Facts | None = None  # facts about this process while it is a member
 # Of the member that is this process's parent, and the process that asked; (pid, None): it has none.
 _parent: tuple[int, Facts | None] | None = None
-_is_forked = False  # the parent's memory is this process's, and not only what the parent told
-_is_on_its_own = False  # it was a member, or has called shutdown(): a parent's world is no matter to it any more
+_is_forked = False  # whether this process has its parent's memory, and not only what the parent told
+# This process was a member, or has called shutdown(): its parent's world does not matter to it any more.
+_is_on_its_own = False
 _told: set[str] = set()  # sentences on settings without effect; guarded by _lock
 _session_pid: int | None = None  # the process that has used gRPC, which does not survive a fork
 _end_tracing: Callable[[], None] | None = None
@@ -71,7 +72,7 @@ def _tell_of_change(change: WorldChange) -> None:
         listener(change)
 
 
-_epochs = Epochs(_tell_of_change)  # of this process; a forked child was in none
+_epochs = Epochs(_tell_of_change)  # epochs of this process; a forked child was in none
 
 
 def init(
@@ -353,7 +354,7 @@ def _leave_at_exit() -> None:
 def _after_fork() -> None:
     """In the child: forget the parent's world without a word to anyone, but for the parent's place in it."""
     global _context, _lock, _own, _parent, _is_forked, _is_on_its_own, _epochs, _end_tracing
-    _end_tracing = None  # the exporter's threads are not here
+    _end_tracing = None  # in a forked child the exporter's threads do not exist
     tracing.install(None)
     _lock = threading.RLock()
     between_worlds = _epochs.after_fork()

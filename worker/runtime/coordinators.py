@@ -21,7 +21,7 @@ from horovod.worker.runtime.token import Credential
 # Where another coordinator can take over, one that does not answer is left soon: to be wrong costs one more connection.
 IMPATIENT_SECONDS = 1.0
 IMPATIENT_PING_SECONDS = 0.5
-MAX_LEADS = 4  # how often a session is sent on without waiting in between
+MAX_LEADS = 4  # how often in a row a session is sent on without waiting in between
 
 
 def pings(addresses: int, keepalive_timeout_seconds: float) -> tuple[float, float]:
@@ -37,7 +37,7 @@ class Connection:
     channel: grpc.Channel
     credential: Credential
     tls: ClientTls | None
-    relayed: tuple[tuple[str, str], ...] = ()  # what the relay is told with each call; empty: there is none
+    relayed: tuple[tuple[str, str], ...] = ()  # metadata that tells the relay with each call; empty: there is no relay
     host: str = field(init=False)
     port: int = field(init=False)
     stub: membership_pb2_grpc.MembershipStub = field(init=False)
@@ -72,7 +72,7 @@ class Coordinators:
         self._keepalive_timeout_seconds = keepalive_timeout_seconds
         self._place = 0
         self._leads = 0
-        self._is_led = False  # to the current one, which has not answered yet
+        self._is_led = False  # a coordinator has sent the session to the current one, which has not answered yet
         self.unreachable = ""  # the one that this process was sent to in vain; the next one that is asked is to know
         self.current = self._connect(self.addresses[0])
 
@@ -83,7 +83,7 @@ class Coordinators:
         """To the next one. True when all have had their turn, so that it is time to wait."""
         self._leads = 0
         if self.current.relayed and not answers(self.relay):
-            self._replace(self.current.address)  # it is the relay that is gone, not the coordinator
+            self._replace(self.current.address)  # the relay is gone, not the coordinator
             return False
         if self._is_led:
             self.unreachable, self._is_led = self.current.address, False

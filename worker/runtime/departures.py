@@ -21,7 +21,7 @@ class Departures:
     """Of one world. Has no lock: that of its LocalMember guards it. The engine is told by `tell`, without that lock."""
 
     def __init__(self) -> None:
-        self.all: list[membership_pb2.MemberGone] = []  # in the order in which they were heard of
+        self.all: list[membership_pb2.MemberGone] = []  # goodbyes in the order in which they were heard of
         self._orderly: dict[int, bool] = {}  # by rank
 
     def hear(self, all_gone: Iterable[membership_pb2.MemberGone], epoch: int | None) -> list[membership_pb2.MemberGone]:

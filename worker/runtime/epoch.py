@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MAX_KINDS = 4  # of unnamed operations, in why a member leaves
+_MAX_KINDS = 4  # kinds of unnamed operations that the reason of a goodbye names
 
 
 def begin(
@@ -111,7 +111,7 @@ def _form(
             if not _is_elastic(settings) and not isinstance(error, WorldNeverStoodError):
                 raise
             log.info("%s This process joins again.", without_code(error))
-            if _is_elastic(settings):  # each attempt may have had to wait for long
+            if _is_elastic(settings):  # an attempt of an elastic job may have waited for long
                 deadline = _deadline(settings, last)
 
 

@@ -11,7 +11,7 @@ from horovod.base.errors import STATE_LOST_EXIT
 from horovod.base.settings import ROWS
 from horovod.base.words import for_people
 
-# Behind why a member left that had done its work: for those who still wait for it.
+# Ends the reason of a member that had done its work, for the members that still wait for it.
 FEWER_BATCHES: Final = (
     "If it had fewer batches than this rank, let all ranks call hvd.join() after their last batch, or give them equal "
     "numbers of batches (drop_last=True, a DistributedSampler). HOROVOD_CHECK_CALL_SITES=1 finds an operation without "

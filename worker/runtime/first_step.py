@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from horovod.base.telemetry import tracing
 
-LOOK_MS = 20  # how often the engine is asked meanwhile
+LOOK_MS = 20  # how often the engine is asked until the step ends
 
 
 class FirstStep:

@@ -141,7 +141,8 @@ def form(
         try:
             engine = _engine(settings, world, segment, sockets, wire_keys, transport.hosts)
         except Exception as error:
-            session.member.check(NEWS_SECONDS)  # a member that is gone explains it, and may be replaced
+            # The goodbye of a member explains the failure, and the member may be replaced.
+            session.member.check(NEWS_SECONDS)
             raise StartError(str(error)) from error
         made.callback(engine.close)
         if segment is not None:

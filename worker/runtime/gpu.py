@@ -14,7 +14,7 @@ from pathlib import Path
 from horovod.base.settings import ROWS, Settings
 
 _PACKAGED_NCCL = (Path("nvidia", "nccl", "lib", "libnccl.so.2"),)
-# The older one first where both are: older drivers understand what it makes.
+# The older version comes first: older drivers understand what it makes.
 _PACKAGED_NVRTC = (
     Path("nvidia", "cuda_nvrtc", "lib", "libnvrtc.so.12"),
     Path("nvidia", "cu13", "lib", "libnvrtc.so.13"),

@@ -39,8 +39,8 @@ class GrpcThreads:
         with self._changed:
             self._unknown += 2
         if not call.add_callback(self._remember):
-            # It is over already (a name that cannot be resolved is enough), but the thread that told of it may not be.
-            # Either this call started that thread, or an earlier one did, which is known or will tell.
+            # The stream may be over already (a name that can't be resolved is enough), but the thread that told of it
+            # may not be. Either this call started that thread, or an earlier call did, which is known or will tell.
             began = {thread for thread in threading.enumerate() if _is_of_grpc(thread)} - before
             with self._changed:
                 self._unknown -= 1

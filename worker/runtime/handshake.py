@@ -85,7 +85,8 @@ class Handshake:
     def __init__(self) -> None:
         self.output = b""
         self.needs = 0
-        self.wire_keys = b""  # when it is done: for sending, and for receiving (csrc/transport/sealed_stream.h)
+        # Set when the handshake is done: the keys for sending and for receiving (csrc/transport/sealed_stream.h).
+        self.wire_keys = b""
 
     def feed(self, data: bytes) -> None:
         raise NotImplementedError
@@ -155,7 +156,7 @@ class Resuming(Handshake):
         self._secret = secret
         self._connects = own_rank > peer
         self._nonce = os.urandom(_NONCE_BYTES)
-        self._both = b""  # nonces, that of the connecting side first
+        self._both = b""  # both nonces, that of the connecting side first
         mine, self.marker = (
             _proof(secret, b"marker", _RESUMED.pack(epoch, *ranks)) for ranks in ((own_rank, peer), (peer, own_rank))
         )

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from horovod.protos.v1 import negotiation_pb2
 
-MAX_FAILED = 32  # errors, the latest
-MAX_FAILED_BYTES = 64 << 10  # of their sentences
+MAX_FAILED = 32  # errors that a hello holds, the latest ones
+MAX_FAILED_BYTES = 64 << 10  # bytes of the sentences of these errors
 
 
 class Known:
@@ -16,10 +16,11 @@ class Known:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._ids: dict[int, dict[int, bool]] = {}  # by process set: ids that may be used; whether recalled
+        # Process set -> the ids that may be used, each with whether it was recalled.
+        self._ids: dict[int, dict[int, bool]] = {}
         self._rounds_over = 0  # of hvd.join()
         self._last_joined = 0
-        self._place: int | None = None  # of this rank among those that have joined
+        self._place: int | None = None  # place of this rank among the ranks that have joined
         self._failed: OrderedDict[int, negotiation_pb2.OperationError] = OrderedDict()  # by number
 
     def heard(self, decisions: negotiation_pb2.Decisions) -> None:

@@ -14,7 +14,7 @@ from horovod.base.setting import split_address
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that this client could not connect to just now
 LEADER = "horovod-leader"  # in the trailing metadata of a refusal: the address of who serves; empty where not known
-MAX_LEADS = 4  # how often in a row a client goes where it is sent, before it asks the next of its own addresses
+MAX_LEADS = 4  # how often in a row a client goes to where it is sent, before it asks the next of its own addresses
 
 
 def leader_in(trailing: Any) -> str | None:
@@ -27,11 +27,11 @@ class Search:
     """`address` is to be asked; after each attempt `turn`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self.addresses = tuple(addresses)  # that this client was given
+        self.addresses = tuple(addresses)  # the addresses that this client was given
         self.address = self.addresses[0]
         self._place = 0  # among them
         self._leads = 0
-        self._unreachable: set[str] = set()  # where the last attempt to connect was in vain
+        self._unreachable: set[str] = set()  # addresses to which the last attempt to connect failed
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What the next call is to say."""
@@ -53,7 +53,7 @@ class Search:
             self.address = leader
             self._leads += 1
             return False
-        if self._leads and not has_answered:  # whoever sent this client there is to know
+        if self._leads and not has_answered:  # the coordinator that sent this client there is to know
             self.address, self._leads = self.addresses[self._place], 0
             return False
         self._place = (self._place + 1) % len(self.addresses)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 2.0  # to come back where the stream is away, and for the coordinator to end it once it has the leave
+# Seconds for a stream that is away to come back, and for the coordinator to end it once it has the leave.
+LEAVE_SECONDS = 2.0
 
 
 class LocalMember:
@@ -63,7 +64,7 @@ class LocalMember:
         self.stream: MembershipStream
         self.world: membership_pb2.World | None = None
         self.attached = False  # the stream stands, and the coordinator knows that it is this member's
-        self.heard = False  # it spoke to us, so it is a coordinator
+        self.heard = False  # the other side spoke to us, so it is a coordinator
         self.ended = False  # the stream is over
         self.final = False  # another attempt would end in the same way, or nothing is left to be said
         self.reason = ""  # why the stream is over
@@ -73,19 +74,20 @@ class LocalMember:
         self.progress: tuple[str, str] | None = None  # what a coordinator waits for, and its address
         self.parked = False  # it waits beside a world that runs and will take it in
         self.was_parked = False
-        self.goodbye: membership_pb2.Leave | None = None  # for the stream that stands, or the next one
+        self.goodbye: membership_pb2.Leave | None = None  # the goodbye for the stream that stands, or for the next one
         self.closing = False
         self._stays = False  # the goodbye leaves the stream open
         self.lost = ""  # why this process is no member any more, as a sentence; empty while it is or may be again
         self._removed = ""  # why the coordinator took it out of its world
-        self._term = 0  # the highest that was heard of
+        self._term = 0  # the highest term that was heard of
         self._engine: Engine | None = None
         self._departures = Departures()
-        self._reports: dict[int, membership_pb2.PeerLost] = {}  # by rank; told on every stream
-        self._unconnected: dict[int, membership_pb2.Unconnected] = {}  # by rank; told on every stream
+        self._reports: dict[int, membership_pb2.PeerLost] = {}  # rank -> its loss, which is told on every stream
+        # Rank -> that it can't be reached, which is told on every stream.
+        self._unconnected: dict[int, membership_pb2.Unconnected] = {}
         self._leaving: membership_pb2.Leaving | None = None  # told on every stream
         self._work: membership_pb2.Work | None = None  # told on every stream
-        self._is_noted = True  # the coordinator has taken note of it
+        self._is_noted = True  # whether the coordinator has taken note of `_work`
 
     # -- called by other threads ---------------------------------------------------------------------------------------
     def start(self, metadata: tuple[tuple[str, str], ...]) -> None:
@@ -227,7 +229,7 @@ class LocalMember:
                 if self.attached:
                     self._say_goodbye()
             self.changed.notify_all()
-        self._engine = None  # what belongs to the world is to go away now
+        self._engine = None  # objects of the world are to go away now
         if self.goodbye is not None and not self._stays:
             self._thread.join(LEAVE_SECONDS)
         return self._stays
@@ -275,7 +277,7 @@ class LocalMember:
         if change := _change_in(event):
             try:
                 self._on_change(change)
-            except Exception:  # of a script's own state; this thread has other news to hear
+            except Exception:  # raised by a script's own state; this thread has other news to hear
                 log.exception("News of processes that come or go could not be passed on.")
         if engine is not None:
             for gone in news:
@@ -287,7 +289,7 @@ class LocalMember:
         """The stream is over."""
         with self.changed:
             if self.goodbye is not None and self.attached and self.stream.in_order:
-                self.final = True  # the coordinator has it
+                self.final = True  # the coordinator has the goodbye
             self.attached = False
             if not self.final:
                 with_token = "authorization" in dict(self.streams.metadata)

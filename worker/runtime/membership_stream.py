@@ -24,9 +24,10 @@ class MembershipStreams:
 
     def __init__(self, coordinators: Coordinators) -> None:
         self.coordinators = coordinators
-        self.grpc_threads = GrpcThreads()  # of all streams
-        self.metadata: Metadata = ()  # of the latest stream
-        self.addresses: frozenset[tuple[str, int]] = frozenset()  # numeric, of coordinators spoken to in this world
+        self.grpc_threads = GrpcThreads()  # threads of all streams
+        self.metadata: Metadata = ()  # metadata of the latest stream
+        # Numeric addresses of coordinators that were spoken to in this world.
+        self.addresses: frozenset[tuple[str, int]] = frozenset()
 
     @property
     def address(self) -> str:

@@ -42,13 +42,15 @@ from horovod.worker.runtime.world import Endpoint, Member, World
 log = logging.getLogger(__name__)
 
 ATTEMPT_SECONDS = 3.0  # one address may take this long to connect and prove itself before the next is tried
-KEPT_SECONDS = 5.0  # and a peer to speak on a connection of the last world, for which it must have the new one
+# Seconds for a peer to speak on a connection of the last world, for which it must have the new world.
+KEPT_SECONDS = 5.0
 STRANGER_SECONDS = 5.0  # an incoming connection has this long for the whole handshake
 MAX_STRANGERS = 128  # unproven connections at one time, above those that are expected
 FIRST_RETRY_SECONDS = 0.02
 LAST_RETRY_SECONDS = 0.5
-SEEK_BYTES = 256 << 10  # looked at in one go for a peer's marker
-MAX_DISCARDED_BYTES = 64 << 20  # of the last world: more than the sockets of both sides hold
+SEEK_BYTES = 256 << 10  # bytes that are searched for a peer's marker in one go
+# Bytes of the last world that are thrown away at most: more than the sockets of both sides hold.
+MAX_DISCARDED_BYTES = 64 << 20
 CHECK_SECONDS = 0.1  # how often `check` is asked while nothing happens
 # Connections of a pair, where the setting does not say how many: one through each interface, because another through
 # the same one makes most allreduces slower (docs/adr/0014-connections.md), and no more than this.
@@ -66,7 +68,7 @@ class Listeners:
             for address in interface.addresses:
                 try:
                     self._listen(address, interface.name, backlog)
-                except OSError as error:  # for example IPv6 switched off; one address that works is enough
+                except OSError as error:  # for example, IPv6 is switched off; one address that works is enough
                     if is_out_of_descriptors(error):
                         self.close()
                         sentence = f"Host {socket.gethostname()} cannot listen for its peers: {reason_of(error)}."
@@ -141,13 +143,13 @@ class _Slot:
     attempt: int = 0
     began: float = math.inf  # when this side first tried to connect
     is_reached: bool = False  # its host has taken a connection
-    is_told: bool = False  # that it is silent
+    is_told: bool = False  # whether its silence was told
     next_attempt: float = 0.0
-    problems: dict[Endpoint, str] = field(default_factory=dict)  # the last one of each address
-    link: _Link | None = None  # the attempt under way
+    problems: dict[Endpoint, str] = field(default_factory=dict)  # address -> the last problem with it
+    link: _Link | None = None  # the attempt that is under way
     proven: socket.socket | None = None
     wire_keys: bytes = field(default=b"", repr=False)  # of `proven`
-    is_resumed: bool = False  # `proven` is of the last world
+    is_resumed: bool = False  # whether `proven` is a connection of the last world
 
     def tried_in_words(self) -> str:
         """Its addresses, and what came of each."""
@@ -167,7 +169,8 @@ class _Link:
     outgoing: bytes = b""
     incoming: bytes = b""
     is_kept: bool = False
-    marker: bytes = b""  # of a kept one, until it has been found; `incoming` is then the end of what came before
+    # Marker of a kept connection, until it is found; `incoming` is then the end of what came before.
+    marker: bytes = b""
     discarded_bytes: int = 0
 
 
@@ -242,7 +245,7 @@ class _Assembly:
             for key, _ in self._selector.select(self._pause(now, deadline)):
                 if key.data is None:
                     self._accept(key.fileobj)  # type: ignore[arg-type]
-                elif key.data.sock.fileno() >= 0:  # not closed by an event before it
+                elif key.data.sock.fileno() >= 0:  # the socket was not closed by an earlier event
                     self._progress(key.data)
         peers: dict[int, list[int]] = {}
         for (rank, _), slot in sorted(self._slots.items(), key=lambda item: item[0]):

@@ -39,9 +39,9 @@ FIRST_RETRY_SECONDS = 0.02  # most streams break because the coordinator ended, 
 MAX_SENTENCE = 1 << 14  # characters
 CLOSE_SECONDS = 2.0
 OUTBOX_MS = 60_000  # close() of the engine ends the wait
-REPORTS_PER_S = 100  # of a whole world, at most: a large one reports less often
+REPORTS_PER_S = 100  # reports of a whole world, at most: in a large world each rank reports less often
 
-Key = tuple[int, str]  # process set, name
+Key = tuple[int, str]  # (process set, name)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Negotiator:
         first_step: where a trace is asked for.
         """
         self._session = session
-        self._grpc_threads = grpc_threads  # who closes the channel waits for them
+        self._grpc_threads = grpc_threads  # who closes the channel waits for these threads
         self._engine = engine
         self._hello = hello
         self._epoch = epoch
@@ -99,14 +99,14 @@ class Negotiator:
         self._reported = negotiation_pb2.RankReport()
         self._changed = threading.Condition()
         self._undecided: dict[Key, types_pb2.Operation] = {}
-        self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # that are registered
+        self._process_sets: dict[int, negotiation_pb2.ProcessSetChange] = {}  # sets that are registered, by number
         self._to_send = negotiation_pb2.NegotiationMessage(epoch=epoch)
         self._stream = 0  # number of the stream that may send
         self._join: negotiation_pb2.Join | None = None  # this rank is in hvd.join()
         self._known = Known(hello.rank)
         self._waits_since = 0.0  # since when something is undecided
-        self._decided_at = 0.0  # when decisions came last
-        self._heard = 0  # the serial of the latest that the engine has applied, of this stream
+        self._decided_at = 0.0  # when the last decisions came
+        self._heard = 0  # serial of the latest decisions of this stream that the engine has applied
         self._refused = ""
         self._closing = threading.Event()
         self._call: Any = None
@@ -329,7 +329,7 @@ class Negotiator:
             code, cause = self._read(stream, link)
             now = time.monotonic()
             with self._changed:
-                self._stream += 1  # the thread that sends on the broken stream ends
+                self._stream += 1  # ends the thread that sends on the broken stream
                 self._changed.notify_all()
                 if self._closing.is_set():
                     return

@@ -36,10 +36,10 @@ class LastWorld:
     links and the session when a world ends."""
 
     world: PastWorld | None = None
-    links: KeptLinks = field(default_factory=KeptLinks)  # none but between two worlds
+    links: KeptLinks = field(default_factory=KeptLinks)  # empty except between two worlds
     # Between two worlds: its stream is open, so that the coordinator sees when this process ends.
     session: Session | None = None
-    returns: bool = False  # this process has left it to join the next one at once
+    returns: bool = False  # whether this process has left the world to join the next one at once
     # Of elastic training: how many commits the state of this process holds, and the epoch in which that was last made
     # equal on all ranks.
     commits: int = 0

@@ -200,7 +200,8 @@ class Transport:
     rank: int
     size: int
     is_shared: bool  # all ranks share memory
-    hosts: Sequence[int]  # by rank, the host whose memory it shares; empty where all ranks of the world do, or none
+    # Rank -> the host whose memory it shares; empty if all ranks of the world share it, or none do.
+    hosts: Sequence[int]
 
     @property
     def sharing(self) -> int:

@@ -29,7 +29,7 @@ class Finding:
     words: str
     remedy: str = _CHECK_ADDRESS
     code: ErrorCode = WorldCode.COORDINATOR_UNREACHABLE
-    hopeless: bool = False  # it will not become a coordinator by waiting
+    hopeless: bool = False  # waiting will not make it a coordinator
     speaks_grpc: bool = False
 
     def sentence(self, address: str) -> str:

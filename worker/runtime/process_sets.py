@@ -274,7 +274,7 @@ class _Part:
         self.ranks = ranks
         self.segment: Segment | None = None
         self.listeners: Listeners | None = None
-        self.hosts: list[int] = []  # by place, equal for members that share memory although the set needs TCP
+        self.hosts: list[int] = []  # place -> host, equal for members that share memory although the set needs TCP
         self.offer: dict[str, Any] = {}
 
 
@@ -400,7 +400,7 @@ def _is_list_of(what: object, is_one: Callable[[object], bool]) -> bool:
 
 
 def _is_number(what: object) -> bool:
-    return type(what) is int  # True is none
+    return type(what) is int  # type() and not isinstance(), because True is an int
 
 
 def _endpoints(offer: dict[str, Any]) -> tuple[Endpoint, ...]:

@@ -13,7 +13,7 @@ import socket
 from horovod.worker.runtime.probe import EMPTY_SETTINGS, FRAME_HEADER_BYTES, PREFACE, judge
 
 TO = "horovod-relay-to"  # in a call's metadata: the coordinator's address
-PINGS = "horovod-relay-pings"  # "20.0 5.0": how long a ping may take, and the time between two, in seconds
+PINGS = "horovod-relay-pings"  # "20.0 5.0": seconds for the answer to a ping, and between two pings
 ANSWER_SECONDS = 0.5  # gRPC's threads answer without Python; one that is later is stopped
 
 

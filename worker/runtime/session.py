@@ -60,7 +60,7 @@ class Session:
         self._grace_seconds = reattach_grace_seconds
         self._on_change = on_change
         self._attempt: LocalMember | None = None  # the latest
-        self._progress: tuple[str, str] | None = None  # what a coordinator waited for, and its address
+        self._progress: tuple[str, str] | None = None  # (what a coordinator waited for, its address)
 
     @property
     def address(self) -> str:
@@ -83,8 +83,9 @@ class Session:
         patience = deadline - started
         delay = FIRST_RETRY_SECONDS
         warned = False
-        reasons: dict[str, str] = {}  # the latest of each coordinator
-        refusals: dict[str, str] = {}  # of those that will never take this process: another one may know its token
+        reasons: dict[str, str] = {}  # coordinator -> its latest reason
+        # Coordinator -> why it will never take this process; another one may know its token.
+        refusals: dict[str, str] = {}
         while True:
             outcome = self._try(make_request(), deadline, started)
             if isinstance(outcome, World):

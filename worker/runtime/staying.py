@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
 LAST_RETRY_SECONDS = 1.0
-GOODBYE_ROUNDS = 2  # through all coordinators: the one that was under way, and another
+GOODBYE_ROUNDS = 2  # rounds through all coordinators: the one that was under way, and another
 
 
 def stay(member: LocalMember) -> None:
@@ -42,7 +42,7 @@ def stay(member: LocalMember) -> None:
                 return
             waits = not _go_on(member)
             if waits and member.goodbye is None:
-                # Spread, so that the members of a large world do not come all at once.
+                # The delay is random, so that the members of a large world do not come all at once.
                 member.changed.wait_for(lambda: member.closing, delay * random.uniform(0.5, 1.0))
             elif waits:
                 rounds_left -= 1

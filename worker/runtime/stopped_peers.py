@@ -32,7 +32,8 @@ class StoppedPeers:
         self._between_seconds = min(LOOK_SECONDS, limit_seconds / 3)
         self._limit_seconds = limit_seconds
         self._tell = tell
-        self._seen: dict[int, tuple[int, int]] = {}  # rank of a stopped one -> its turns, and looks since it has those
+        # Rank of a stopped process -> its turns, and looks since it has that number.
+        self._seen: dict[int, tuple[int, int]] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="horovod-stopped-peers", daemon=True)
 
@@ -61,7 +62,7 @@ class StoppedPeers:
         hung = []
         for peer, started in self._peers:
             if start_time(peer.pid) != started:
-                continue  # it has ended, which others see
+                continue  # this peer has ended, which others notice
             if (turns := stopped_turns(peer.pid)) is None:
                 break
             earlier = before.get(peer.rank)

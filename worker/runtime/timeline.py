@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DYNAMIC: Final = "DYNAMIC"  # HOROVOD_TIMELINE: no file until the program asks for one
+DYNAMIC: Final = "DYNAMIC"  # a value of HOROVOD_TIMELINE: no file until the program asks for one
 
 
 def of_epoch(path: str, epoch: int) -> str:

@@ -26,10 +26,10 @@ from horovod.base.tls import (
 )
 from horovod.worker.runtime.errors import StartError
 
-_GRPC = "h2"  # in ALPN (RFC 7301); gRPC refuses a server that does not answer with it
+_GRPC = "h2"  # protocol name in ALPN (RFC 7301); gRPC refuses a server that does not answer with it
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "PACKET_LENGTH_TOO_LONG", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-_UNKNOWN = {2, 18, 19, 20, 21}  # of OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h): who has signed it
+_UNKNOWN = {2, 18, 19, 20, 21}  # OpenSSL's numbers (X509_V_ERR_*, x509_vfy.h) for an unknown signer
 
 
 @dataclass(frozen=True)

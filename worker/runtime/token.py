@@ -67,8 +67,9 @@ class Credential:
         self._host, self._port = split_address(address, "coordinator")
         self._is_given = token is not None
         self._checks = not (self._is_given and has_tls) and is_loopback(self._host)
-        self._withheld = False  # the token that was given, from an attempt that began when nobody listened
-        self._passed_on = False  # connections that the kernel passes on to another host or network namespace
+        self._withheld = False  # whether an attempt that began when nobody listened withholds the token that was given
+        # Whether connections lead through a port that the kernel passes on to another host or network namespace.
+        self._passed_on = False
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """For one attempt to join. StartError when another user's process listens on the address."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from horovod.protos.v1 import membership_pb2
 
 _LEAST_SECRET_BYTES = 16
-MAX_TEXT = 4096  # characters; a coordinator takes no longer ones
+MAX_TEXT = 4096  # characters; a coordinator accepts no longer texts
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class World:
     members: tuple[Member, ...]
     secret: bytes = field(default=b"", repr=False)
     options: Mapping[str, str] = field(default_factory=dict)
-    newcomers: frozenset[int] = frozenset()  # ranks that were not in the last world of their job, where others were
+    newcomers: frozenset[int] = frozenset()  # ranks that were not in the job's last world, if others were
 
     @classmethod
     def of_one(cls, job: str, host: str, pid: int) -> World:

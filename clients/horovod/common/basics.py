@@ -111,7 +111,8 @@ def init(
     """
     global _last_init
     if isinstance(process_sets, Iterable) and not isinstance(process_sets, str):
-        process_sets = list(process_sets)  # an iterator gives them once, and elastic training needs them again
+        # A copy, because an iterator gives them once, and elastic training needs them again.
+        process_sets = list(process_sets)
     arguments = {name: value for name, value in locals().items() if value is not None}
     ranks: list[int] | None = None
     if isinstance(comm, str):
@@ -152,14 +153,14 @@ def init(
     _core.set_error_types(HorovodInternalError)
     is_child = parent() is not None
     if not is_child:
-        forget_all()  # of a world that ended without hvd.shutdown()
+        forget_all()  # forgets the sets of a world that ended without hvd.shutdown()
     if os.getpid() == 1 and resolve(explicit=given).min_size is not None:
         end_by_sigterm_as_pid_1()
     context = _context.init([one.ranks or [] for one in sets], joined=joined, **given)
     if is_child:
-        forget_all()  # of the parent's world, now that this process has one of its own
+        forget_all()  # forgets the sets of the parent's world, now that this process has its own
     global_process_set.ranks = list(range(context.world.size))
-    # Where another thread's hvd.init() was first, the world has its sets.
+    # If another thread's hvd.init() was first, the world has that call's sets.
     for process_set, initial in zip(sets, context.process_sets.initial, strict=False):
         begin_with(process_set, initial.ranks, initial.set_id)
     _last_init = arguments
@@ -239,7 +240,8 @@ def shutdown() -> None:
         >>> hvd.init()
     """
     if departure.is_between_worlds:
-        # The `reset` of a program's own run_fn: init() follows. Else the job's work would count as done.
+        # A program with its own run_fn uses this as `reset`: init() follows. Otherwise the job's work would count as
+        # done.
         _leave("it joins the next world", returns=True)
     else:
         _leave()

@@ -32,13 +32,14 @@ class _Calls:
 
     def __init__(self, world: Context) -> None:
         self.world = weakref.ref(world)
-        self.by_names: dict[tuple[int | None, int], dict[str, int]] = {}  # how often at each line
+        # How often these names were broadcast at each line.
+        self.by_names: dict[tuple[int | None, int], dict[str, int]] = {}
 
 
 class Line(NamedTuple):
     """What ranks tell each other."""
 
-    names: int  # a digest of what is broadcast
+    names: int  # a digest of the names that are broadcast
     place: str  # the line, with how often it has run
     before: list[str]  # the places where values of these names were broadcast
 

@@ -33,8 +33,8 @@ __all__ = ["EXIT_CODE", "Departure", "departure", "end_by_sigterm_as_pid_1"]
 
 log = logging.getLogger(__name__)
 
-EXIT_CODE: Final = 128 + signal.SIGTERM  # as a shell shows it
-ALSO_HEARS_S = 0.2  # in which SIGTERM reaches this process, if it has ended a child of it just now
+EXIT_CODE: Final = 128 + signal.SIGTERM  # as a shell shows the end by SIGTERM
+ALSO_HEARS_S = 0.2  # seconds in which SIGTERM reaches this process, too, if it has just ended a child of it
 SAME_SECONDS = 1.0  # signals that come so close together are one: a supervisor and its own parent may both send it
 GOT_SIGTERM = "it got SIGTERM"
 
@@ -54,12 +54,12 @@ class Departure:
         """say: tells the others. end: ends the process at once, with this exit code."""
         self._say = say
         self._end = end
-        self._lock = threading.Lock()  # guards the fields
+        self._lock = threading.Lock()  # guards the fields of this object
         self._phase = Phase.OUTSIDE
-        self._reason = ""  # why it is to leave; empty: it is not
+        self._reason = ""  # why the process is to leave; empty: it is not
         self._first_signal_s: float | None = None
-        self._got_signal = threading.Event()  # SIGTERM, in this training
-        self._listens = False  # SIGTERM calls `signalled`
+        self._got_signal = threading.Event()  # set when SIGTERM has come in this training
+        self._listens = False  # whether SIGTERM calls `signalled`
 
     @property
     def is_between_worlds(self) -> bool:
@@ -155,7 +155,7 @@ class _Listener:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before = signal.getsignal(signal.SIGTERM)
-        self._handler = self._on_signal  # one object: each access makes another one
+        self._handler = self._on_signal  # kept, because each access to a method makes another object
         self._thread = threading.Thread(target=self._run, name="horovod-sigterm", daemon=True)
         self._thread.start()
         _heed_forks()
@@ -163,10 +163,10 @@ class _Listener:
         if (other := signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)) != -1:
             signal.set_wakeup_fd(other)
         signal.signal(signal.SIGTERM, self._handler)
-        signal.siginterrupt(signal.SIGTERM, False)  # system calls of libraries go on
+        signal.siginterrupt(signal.SIGTERM, False)  # so that system calls of libraries go on
 
     def _on_signal(self, signum: int, frame: object) -> None:
-        with contextlib.suppress(OSError):  # it is full, so the thread has much to read
+        with contextlib.suppress(OSError):  # a full pipe means that the thread has much to read
             os.write(self._writer, _HANDLED)
 
     def _run(self) -> None:
@@ -177,7 +177,8 @@ class _Listener:
             ways.update(byte for byte in told if byte in (_HANDLED[0], signal.SIGTERM))
             while heard < max(ways.values(), default=0):
                 heard += 1
-                if signal.getsignal(signal.SIGTERM) == self._handler:  # else the program has its own by now
+                # Otherwise the program has set its own handler by now.
+                if signal.getsignal(signal.SIGTERM) == self._handler:
                     self._departure.signalled(time.monotonic())
 
     def close(self) -> None:
@@ -201,7 +202,7 @@ class _Listener:
             signal.signal(signal.SIGTERM, self._before)
 
 
-_installed: list[_Listener] = []  # one at most
+_installed: list[_Listener] = []  # holds one listener at most
 _heeds_forks = False
 
 

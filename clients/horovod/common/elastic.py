@@ -54,11 +54,11 @@ log = logging.getLogger(__name__)
 
 WANTED_BACK: Final = "its launcher takes back its place"
 VAIN_ROUNDS = 5  # so many rounds in a row without a commit may end with an error that is not the loss of a rank
-# These happen to a rank. Other errors of operations are of the script's own making.
+# Errors that happen to a rank. Other errors of operations are the script's own fault.
 _HAPPENS: Final = {OperationCode.PEER_LOST, OperationCode.SHUT_DOWN, OperationCode.STALLED, OperationCode.NO_PROGRESS}
 OPTIMIZER: Final = "optimizer"  # the kind of a part that can't be sent to a rank that has none
-AWAITED_SECONDS = 30.0  # so long a commit waits for processes of which the script has seen that they are coming
-UNTAKEN_SECONDS = 60.0  # for so long newcomers may wait for the next commit before somebody says so
+AWAITED_SECONDS = 30.0  # seconds for which a commit waits for processes that the script has seen coming
+UNTAKEN_SECONDS = 60.0  # seconds for which newcomers may wait for the next commit before a warning says so
 
 
 class State:
@@ -75,7 +75,7 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
         self._host_messages = HostMessages()
         self._last_updated_timestamp = 0.0
-        self._commits = 0  # in the training so far, of which other processes may have done some
+        self._commits = 0  # commits of the training so far; other processes may have done some of them
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], None]]) -> None:
         """Functions to call, in this order, in each new world before `sync`; for example to adapt the learning rate."""
@@ -180,12 +180,12 @@ class ObjectState(State):
         self._synced = False  # whether this process has the state of a training, not only its own beginning
         self._source = 0
         self._source_commits = 0
-        self._parts = Parts()  # as of the last save
+        self._parts = Parts()  # the parts at the last save
         self._agreed: dict[str, Any] = {}  # by path, in one order: objects that stay in the next sync, on all ranks
         self._told_of: set[str] = set()  # paths
-        self._left_out: list[weakref.ref[Any]] | None = None  # optimizers; not looked for yet
+        self._left_out: list[weakref.ref[Any]] | None = None  # optimizers that no part holds; None: not looked for yet
         self._saved_state: dict[str, Any] = dict(kwargs)
-        self._saved_contents: dict[str, Any] = {}  # of holders, by path
+        self._saved_contents: dict[str, Any] = {}  # path of a holder -> its contents at the last save
         self.__dict__.update(kwargs)
         ObjectState.save(self)
 
@@ -364,7 +364,7 @@ class ObjectState(State):
             for name, value in values.items():
                 try:
                     copies[-1][name] = copy.deepcopy(value, memo)
-                except Exception as error:  # of any class: objects define how they are copied
+                except Exception as error:  # any class: objects define how they are copied
                     raise ValueError(
                         coded(
                             TrainingCode.UNCOPYABLE_STATE,
@@ -385,9 +385,9 @@ class NotificationManager:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the fields; not held while listeners are called
-        self._changing_epoch = 0  # the epoch of the last world of which a change was announced
-        self._changes = HostUpdateResult.no_update  # those that were announced to it
-        self._leavers: tuple[int, ...] = ()  # those of the ranks of that world that are to leave for good
+        self._changing_epoch = 0  # epoch of the last world of which a change was announced
+        self._changes = HostUpdateResult.no_update  # changes of that world that were announced
+        self._leavers: tuple[int, ...] = ()  # ranks of that world that are to leave for good
         self._latest = 0.0
         self._listeners: list[State] = []
 
@@ -492,11 +492,11 @@ class _Work:
     """
 
     def __init__(self) -> None:
-        self._runs = 0  # elastic functions that run; a function may call another one
+        self._runs = 0  # elastic functions that run; one may call another
         self._earlier = 0  # commits of functions that have returned
         self._commits = 0
-        self._told_epoch = 0  # the world in which it has said that it has committed
-        self._is_done = False  # it has said that its function has returned
+        self._told_epoch = 0  # the world in which this process has said that it has committed
+        self._is_done = False  # whether this process has said that its function has returned
 
     def begins(self) -> None:
         self._runs += 1
@@ -506,7 +506,8 @@ class _Work:
 
     def synced(self, state: State) -> None:
         """The state is equal on all ranks of this world."""
-        self._commits = state._commits if isinstance(state, State) else 0  # a script may have its own class
+        # A script's own state class may have no commits.
+        self._commits = state._commits if isinstance(state, State) else 0
         hold_state(self._earlier + self._commits)
 
     def committed(self, commits: int) -> None:

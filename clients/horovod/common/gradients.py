@@ -39,8 +39,8 @@ class Taken:
 
     kind: str  # such as "an optimizer of torch.optim"
     example: str  # how one is made
-    classes: tuple[type, ...] = ()  # one of them is asked for
-    arguments: str = "(...)"  # with which these are called
+    classes: tuple[type, ...] = ()  # an object of one of these classes is expected
+    arguments: str = "(...)"  # arguments with which these classes are made
 
 
 def refuse(given: Any, function: str, taken: Taken, error: type[Exception] = TypeError) -> Exception:

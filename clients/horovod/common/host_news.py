@@ -25,7 +25,7 @@ class Announced(float):
     """When it was announced that processes are coming, in seconds: a timestamp for `State.on_hosts_updated`."""
 
 
-HostMessage = tuple[float, HostUpdateResult]  # when, and what happened
+HostMessage = tuple[float, HostUpdateResult]  # (when it happened, what changed)
 
 
 class HostMessages(queue.Queue[HostMessage]):
@@ -42,7 +42,7 @@ class HostMessages(queue.Queue[HostMessage]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_known = False  # the script has seen that there is something
+        self._is_known = False  # whether the script has seen that there is news
 
     def empty(self) -> bool:
         is_empty = super().empty()

@@ -41,7 +41,7 @@ class Item:
     """One thing that is equal on all ranks: the digest of a tensor, or a number."""
 
     digest: int | float
-    size: float | None = None  # what a person is shown of it: the norm of a tensor, or the number
+    size: float | None = None  # the size that a person is shown: the norm of a tensor, or the number itself
 
 
 # By owner ("parameter 'fc.weight'", "parameter group 0"), then by what it is: "" for the owner itself, or a name in it.
@@ -55,7 +55,7 @@ class Kind(Enum):
     """Of what differs, for the sentence on what to do."""
 
     PARAMETER = "parameter"
-    STATE = "state"  # or an option of the optimizer
+    STATE = "state"  # the state, or an option, of the optimizer
     SCALER = "scaler"
 
 
@@ -109,9 +109,9 @@ class SameWeights:
         self._remedy = remedy
         self.made = made
         self._due = True
-        self._later = False  # it is due, but a rank has joined
-        self._world: weakref.ref[object] | None = None  # the one in which a comparison was due last
-        self.steps = 0  # that were taken
+        self._later = False  # whether a comparison is due and waits for a rank that has joined
+        self._world: weakref.ref[object] | None = None  # the world in which a comparison was due last
+        self.steps = 0  # steps that were taken
 
     def ask(self) -> None:
         """Compares in the next step: this rank's optimizer holds something new."""
@@ -174,7 +174,7 @@ def sentence(by_rank: Mapping[int, Held], step: int, remedy: Callable[[set[Kind]
     """Which things differ from the first rank's, and where; None if only owners differ that not all ranks have."""
     first, *others = by_rank
     common = [owner for owner in by_rank[first] if all(owner in by_rank[rank] for rank in others)]
-    different: dict[str, list[int]] = {}  # by name in words, the ranks that differ from the first one
+    different: dict[str, list[int]] = {}  # what differs, in words -> the ranks that differ from the first one
     shown = ""
     kinds: set[Kind] = set()
     for owner in common:

@@ -41,7 +41,7 @@ class Parts:
     """Of one rank's state, at one moment."""
 
     found: dict[str, Any] = field(default_factory=dict)
-    kinds: dict[str, str] = field(default_factory=dict)  # of the same paths
+    kinds: dict[str, str] = field(default_factory=dict)  # path -> what kind of part is there
     holders: dict[str, Any] = field(default_factory=dict)
     in_sets: dict[str, Any] = field(default_factory=dict)  # path of a set -> a part that is nowhere else
 
@@ -71,7 +71,7 @@ class _Search:
         self.parts = Parts()
         self._kind_of = kind_of
         self._kinds: dict[type, str | None] = {}  # by class: to ask takes longer than all the rest
-        self._seen: dict[int, bool] = {}  # id -> whether there are parts in it
+        self._seen: dict[int, bool] = {}  # id of a container -> whether there are parts in it
 
     def _kind(self, value: Any) -> str | None:
         kind = type(value)
@@ -100,7 +100,7 @@ class _Search:
             return self._seen[id(value)]
         if self.take(value, path):
             return True
-        self._seen[id(value)] = False  # for what refers back to it
+        self._seen[id(value)] = False  # for objects that refer back to this one
         if isinstance(value, (set, frozenset)):
             return self._look_at_set(value, path)
         has_parts = False
@@ -123,7 +123,7 @@ def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for place, (key, child) in enumerate(value.items()):
             if type(child) not in _ATOMS:
-                # Other keys may have an address in their representation, which differs between ranks.
+                # The representation of another key may contain an address, which differs between ranks.
                 yield f"{path}[{key!r}]" if isinstance(key, (str, int, float, tuple)) else f"{path}[key {place}]", child
     elif isinstance(value, (*_LISTS, tuple)):
         for place, child in enumerate(value):

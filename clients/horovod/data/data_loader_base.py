@@ -62,7 +62,7 @@ class AsyncDataLoaderMixin:
     def __init__(
         self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        is_number = isinstance(async_loader_queue_size, numbers.Integral)  # NumPy's as well
+        is_number = isinstance(async_loader_queue_size, numbers.Integral)  # NumPy's integers as well
         if not is_number or async_loader_queue_size < 0:
             said = f"async_loader_queue_size must be a number from 0 on, not {async_loader_queue_size!r}."
             if not is_number:
@@ -90,7 +90,7 @@ class AsyncDataLoaderMixin:
                 yield self._process_batch(batch)  # type: ignore[attr-defined]
             return
         prefetch = Prefetch(self._iterate, self.async_loader_queue_size)  # type: ignore[attr-defined]
-        self._hvd_running.append(prefetch)  # before it starts, so that no close misses it
+        self._hvd_running.append(prefetch)  # added before it starts, so that no close misses it
         try:
             for batch in prefetch:
                 yield self._process_batch(batch)  # type: ignore[attr-defined]

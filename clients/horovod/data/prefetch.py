@@ -97,10 +97,10 @@ class Prefetch:
         try:
             raise error
         finally:
-            del error  # its traceback refers to this frame
+            del error  # its traceback would keep this frame alive
 
     def _await_item(self) -> None:
-        # Waits are added up, and the clock is not asked: it also counts what this process was stopped for.
+        # Waits are added up instead of asking the clock, which also counts the time for which this process was stopped.
         waited = 0.0
         while True:
             limit = self._limit() if self._limit is not None else math.inf
@@ -129,7 +129,7 @@ class Prefetch:
         With a limit it waits no longer than that, and not at all for a thread that is late already.
         """
         if self.stop() and threading.current_thread() is not self._thread and not self.is_late:
-            with contextlib.suppress(RuntimeError):  # it could not be started
+            with contextlib.suppress(RuntimeError):  # the thread could not be started
                 self._thread.join(self._limit() if self._limit is not None else None)
 
     def stop(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_SHORTEST = 4  # digits of the id behind the name
+_SHORTEST = 4  # digits of the id that follow the name
 
 
 def host_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -28,7 +28,7 @@ class HostNames:
     """The same for hosts that come one after the other: each keeps the name that it has got, and no other gets it."""
 
     def __init__(self) -> None:
-        self._hosts: dict[str, str] = {}  # all that have come, by id
+        self._hosts: dict[str, str] = {}  # id of a host -> its name, for all hosts that have come
         self._names: dict[str, str] = {}
 
     def given(self, nodes: Sequence[tuple[str, str]]) -> dict[str, str]:

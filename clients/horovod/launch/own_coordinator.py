@@ -45,7 +45,7 @@ class OwnCoordinator:
         can be given a certificate. services: what else is served here.
         """
         one_node = reached_at is None
-        self.certificate = ""  # by which members know it, in PEM
+        self.certificate = ""  # the certificate by which members know the coordinator, in PEM
         self.server_name: str | None = None
         self._made: UnnamedCertificate | None = None
         listen = CoordinatorConfig.listen if one_node else everywhere()

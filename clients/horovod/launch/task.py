@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _LENGTH = struct.Struct("<Q")  # the length of what follows; 0 until all of it is there
 
-_LONGEST_PLACE = 100  # characters of the index expression of an entry
+_LONGEST_PLACE = 100  # characters of the expression that says where an entry is
 
 BY_COORDINATOR = "--by-coordinator"  # the argument of a rank that uses the coordinator instead of descriptors
 
@@ -59,7 +59,7 @@ def packed(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> byt
 class ImportPath:
     """Where a process finds modules: sys.path in two parts, each in its order."""
 
-    prefix: str  # sys.prefix: of which environment the process is
+    prefix: str  # sys.prefix: the environment of the process
     first: tuple[str, ...]  # the script's folder, PYTHONPATH, and whatever else comes before the standard library
     rest: tuple[str, ...]  # the standard library, site-packages, and what was added after them
 
@@ -99,7 +99,7 @@ class Result:
     traceback: str = ""
     at_s: float = 0.0  # time.monotonic() of the error: one clock for the whole host
     epoch: int = 0  # of the last world in which the process was; 0: in none
-    rank: int = -1  # its rank there
+    rank: int = -1  # its rank in that world
 
 
 class Exchange:

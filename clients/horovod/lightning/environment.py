@@ -24,7 +24,7 @@ class HorovodEnvironment(_Base):
         pass
 
     creates_processes_externally = True
-    main_address = "127.0.0.1"  # of torch.distributed, which is not used
+    main_address = "127.0.0.1"  # for torch.distributed, which is not used
     main_port = 0
 
     @staticmethod

@@ -21,7 +21,7 @@ def _synchronized(layer: _BatchNorm) -> SyncBatchNorm:
     made = SyncBatchNorm(
         layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, device="meta"
     )
-    # The tensors themselves: an optimizer may have them already.
+    # The tensors themselves and no copies: an optimizer may have them already.
     made._parameters = layer._parameters
     made._buffers = layer._buffers
     return made.train(layer.training)

@@ -51,7 +51,7 @@ class HorovodStrategy(_Base):
         ValueError: arguments that contradict each other, or both packages are imported.
     """
 
-    package: ClassVar[str] = ""  # of packages.NAMES, once the class has its base
+    package: ClassVar[str] = ""  # one of packages.NAMES, set when the class gets its base
     strategy_name = "horovod"
     parallel_devices: Any
     is_distributed = True  # so a Trainer gives each rank its part of the data
@@ -78,7 +78,7 @@ class HorovodStrategy(_Base):
             precision_plugin=precision_plugin,
         )
         self._arguments = Arguments(op, global_process_set, 1, gradient_predivide_factor, sparse_as_dense, compression)
-        self._reductions: dict[int, Reduction] = {}  # by id of the optimizer
+        self._reductions: dict[int, Reduction] = {}  # id of an optimizer -> its reduction
 
     # -- places --------------------------------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class HorovodStrategy(_Base):
         self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
         reduction = self._reductions.get(id(optimizer))
-        if reduction is None:  # one that configure_optimizers() has not returned
+        if reduction is None:  # an optimizer that configure_optimizers() has not returned
             return super().optimizer_step(optimizer, closure, model, **kwargs)
         result = super().optimizer_step(optimizer, reduction.closure(closure), model, **kwargs)
         reduction.after_step()
@@ -194,7 +194,7 @@ class HorovodStrategy(_Base):
         with contextlib.nullcontext() if sync_grads else torch.no_grad():
             gathered = allgather(tensor.unsqueeze(0), process_set=ranks)
         if gathered.requires_grad:
-            # Lightning's gradient is the sum of what the ranks' losses say, and Horovod's their average.
+            # Lightning's gradient is the sum over the ranks' losses, and Horovod's is their average.
             number = len(gathered)
             gathered.register_hook(lambda gradient: gradient * number)  # type: ignore[no-untyped-call]
         return gathered

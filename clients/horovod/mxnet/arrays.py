@@ -20,7 +20,7 @@ from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
 from horovod.mxnet.backward_errors import lost_ranks
 
-BFLOAT16: Final[np.dtype[Any]] = np.dtype([("bfloat16", np.uint16)])  # as MXNet writes it
+BFLOAT16: Final[np.dtype[Any]] = np.dtype([("bfloat16", np.uint16)])  # how MXNet lays out bfloat16
 
 DTYPE_CODES: Final[dict[np.dtype[Any], int]] = {
     BFLOAT16 if dtype.name == "BFLOAT16" else np.dtype(dtype.name.lower()): int(dtype)
@@ -77,7 +77,7 @@ class MXNetFramework:
 
     @staticmethod
     def current_stream(device: int) -> int:
-        raise NotImplementedError  # nothing that is on a GPU gets this far
+        raise NotImplementedError  # not reached: no array on a GPU gets this far
 
 
 def refusal(tensor: Any) -> ValueError:
@@ -127,7 +127,7 @@ def _address(tensor: Any) -> int:
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, of_numpy: bool, context: Any) -> Any:
-    with mx.util.np_shape(True):  # else 0 means an unknown size
+    with mx.util.np_shape(True):  # otherwise a 0 in a shape means an unknown size
         made = mx.nd.empty(shape, context, dtype)
     return made.as_np_ndarray() if of_numpy else made
 

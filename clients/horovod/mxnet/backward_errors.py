@@ -16,8 +16,8 @@ from horovod.common.exceptions import HorovodInternalError
 
 __all__ = ["drop_errors", "kept", "lost_ranks"]
 
-_FUNCTION_FAILED: Final = "CustomFunctionBwdFunc"  # in the text of the MXNetError
-_errors: Final[list[HorovodInternalError]] = []  # added to by threads of MXNet
+_FUNCTION_FAILED: Final = "CustomFunctionBwdFunc"  # part of the text of the MXNetError
+_errors: Final[list[HorovodInternalError]] = []  # errors that threads of MXNet have added
 
 
 @contextlib.contextmanager

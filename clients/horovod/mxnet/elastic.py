@@ -112,7 +112,7 @@ class MXNetState(ObjectState):
             trainer = self._trainer
             (updater,) = trainer._updaters
             updater.set_states(trained)
-            # As trainer.load_states() does with a file.
+            # trainer.load_states() does the same with a file.
             trainer._optimizer = updater.optimizer
             trainer._optimizer.param_dict = dict(enumerate(trainer._params))
 

@@ -79,7 +79,7 @@ def _broadcast_when_made(parameter: Any, root_rank: int, name: str, process_set:
 
     @mxnet_errors
     def init_and_broadcast(*arguments: Any, **options: Any) -> None:
-        del parameter._init_impl  # the class's own is there again
+        del parameter._init_impl  # the method of the class is visible again
         parameter._init_impl(*arguments, **options)
         with mx.autograd.pause():
             _wait(_started(parameter.list_data(), root_rank, name, process_set))

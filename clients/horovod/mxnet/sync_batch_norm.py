@@ -103,7 +103,7 @@ class _Normalize(mx.autograd.Function):
         self._output = (wide - self.mean.reshape(shape)) * self._scale
         return _like(x, self._output.astype(x.dtype))
 
-    @mx.util.use_np_shape  # else 0 means an unknown size, and a rank may have no rows
+    @mx.util.use_np_shape  # otherwise a 0 in a shape means an unknown size, and a rank may have no rows
     def backward(self, gradient: Any) -> Any:
         wide = gradient.astype("float64")
         shape = self.per_channel(gradient)

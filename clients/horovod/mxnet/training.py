@@ -84,7 +84,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         self._reduction = _reduction(compression, gradient_predivide_factor, num_groups, process_set, op)
         self._prefix = f"{prefix or ''}gradient"
         self._made = Made([self._prefix], process_set, late=True)
-        self._are_reduced = False  # the gradients that update() is to use
+        self._are_reduced = False  # whether the gradients that update() is to use are reduced
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
 
     def _allreduce_grads(self) -> None:
@@ -119,7 +119,7 @@ class DistributedTrainer(mx.gluon.Trainer):
         super()._update(ignore_stale_grad)
 
 
-# What a DistributedOptimizer has itself; all else is its inner optimizer's.
+# Attributes of the DistributedOptimizer itself; it takes all others from its inner optimizer.
 _OWN: Final = ("_optimizer", "_reduction", "_made")
 
 
@@ -154,7 +154,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._made = Made(["gradient"], process_set, late=True)
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # while it is unpickled
+        if name in _OWN:  # asked for while the object is unpickled
             raise AttributeError(name)
         return getattr(self._optimizer, name)
 

@@ -66,7 +66,8 @@ class _Met:
     token: str
     coordinator: EmbeddedCoordinator | None = None  # rank 0 only
     published: Published | None = None
-    certificate: UnnamedCertificate | None = None  # rank 0 only, of its coordinator; lives as long as this process
+    # The certificate of rank 0's coordinator, on rank 0 only; lives as long as this process.
+    certificate: UnnamedCertificate | None = None
     tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
 
 
@@ -92,7 +93,7 @@ def joined(settings: Settings) -> Iterator[Settings]:
     met = _meet(task, settings)
     yield dataclasses.replace(settings, coordinator=met.address, token=met.token, **met.tls)
     if met.published is not None:
-        met.published.close()  # all have come; a later program of this run must not find it
+        met.published.close()  # all ranks have come; a later program of this run must not find the address
 
 
 def size_of_world(settings: Settings) -> int:
@@ -195,7 +196,7 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
         _await_rank_0(task, host, port, None, time.monotonic() + settings.start_timeout_seconds)
         return _Met(os.getpid(), f"{host}:{port}", token)
     coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, own))
-    # The certificate is for the name by which the others come.
+    # The certificate is for the name by which the other ranks connect.
     tls = {"tls_server_name": own.server_name or host}
     return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, tls=tls)
 
@@ -358,7 +359,8 @@ def _after_fork() -> None:
     met, _met = _met, None
     if met is None or met.coordinator is None:
         return
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(met.coordinator))  # its thread is not here to be ended
+    # Keeps it alive: the coordinator's thread can't be ended in a forked child.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(met.coordinator))
     port = int(met.coordinator.address.rpartition(":")[2])
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):

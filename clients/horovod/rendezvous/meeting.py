@@ -79,7 +79,7 @@ def publish(path: Path, meeting: Meeting) -> Published:
             except FileExistsError:
                 if read(path) is not None:
                     raise
-                path.unlink(missing_ok=True)  # left behind by a process that was killed
+                path.unlink(missing_ok=True)  # a process that was killed has left it behind
     except OSError:
         os.close(descriptor)
         raise

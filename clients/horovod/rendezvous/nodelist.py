@@ -6,7 +6,7 @@ import re
 
 from horovod.base.errors import SettingCode, coded
 
-# Up to the first comma outside of brackets.
+# The text up to the first comma outside of brackets.
 _FIRST = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+(?=,|\Z)")
 _BRACKETS = re.compile(r"\[([0-9]+)(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\]")
 

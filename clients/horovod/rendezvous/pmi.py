@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from horovod.base.errors import SettingCode, coded
 from horovod.rendezvous.task import Task, number
 
-# By their names alone: every user of the host sees the values on a command line.
+# The variables are named without their values, since every user of the host sees command lines.
 _OPTION = "export both, and mpiexec -genvlist HOROVOD_COORDINATOR,HOROVOD_TOKEN"
 
 
@@ -25,7 +25,7 @@ def find(environ: Mapping[str, str]) -> Task | None:
         local_size = number(environ, "MPI_LOCALNRANKS")
         return Task("mpiexec", rank, size, local_size == size, ancestor="pmi_proxy", variable_option=_OPTION)
     rank = number(environ, "PMIX_RANK")
-    if rank:  # rank 0 may be alone
+    if rank:  # not for rank 0, which may be alone
         raise ValueError(
             coded(
                 SettingCode.LAUNCHER_VARIABLES,

@@ -12,10 +12,10 @@ from horovod.base.errors import SettingCode, coded
 class Task:
     """One of `size` processes that a launcher other than ours started together."""
 
-    launcher: str  # as its users call it: "mpirun"
+    launcher: str  # the name that its users type: "mpirun"
     rank: int
     size: int
-    one_host: bool  # all of them are on this host
+    one_host: bool  # all processes of the run are on this host
     # What names this run on this host, and no other: equal in all its processes. Empty where the variables do not tell.
     run: tuple[str, ...] = ()
     # Where `run` is empty: part of the name of the launcher's process that is an ancestor of all processes of a host.

@@ -74,7 +74,8 @@ class AdasumOptimizer(WrappedOptimizer):
     @property
     def _hvd_compression(self) -> type[Compressor]:
         compression = self._hvd_arguments.compression
-        assert not isinstance(compression, GradientCompressor)  # refused with op=hvd.Adasum
+        # Hvd.Adasum with a GradientCompressor was refused before.
+        assert not isinstance(compression, GradientCompressor)
         return compression
 
     @property
@@ -137,7 +138,7 @@ class AdasumOptimizer(WrappedOptimizer):
             handles = []
             for (name, parameter), start in zip(trained, before, strict=True):
                 packed, context = compression.compress(parameter - start)
-                parameter.copy_(start)  # also what remains if a rank is lost now
+                parameter.copy_(start)  # this value also remains if a rank is lost now
                 wire = f"adasum.{self._hvd_made.label(name)}"
                 handles.append((allreduce_async_(packed, name=wire, op=Adasum), context))
             self._hvd_compare()
@@ -174,7 +175,7 @@ class AdasumOptimizer(WrappedOptimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads the state. A step that has begun is not taken; waits for the changes that are in flight."""
         if self._hvd_steps is not None:
-            # They must meet those of the other ranks: the next ones would otherwise.
+            # The words of this step must meet those of the other ranks, or the words of the next step would.
             if self._hvd_steps.is_awaited:
                 with contextlib.suppress(ValueError, HorovodInternalError):
                     self._hvd_say()

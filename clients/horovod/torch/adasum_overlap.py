@@ -84,14 +84,15 @@ class StepsInBackward:
 
     def __init__(self, optimizer: AdasumOptimizer, kind: type[torch.optim.Optimizer], passes: int) -> None:
         self.passes = passes
-        self._optimizer = weakref.ref(optimizer)  # which has this
+        self._optimizer = weakref.ref(optimizer)  # the optimizer that owns this object
         self._made = optimizer._hvd_made
         self._made.tell = weakref.WeakMethod(self._rename)
         self._has_begun = False  # a step
-        self._world: weakref.ref[Context] | None = None  # in which it has
-        self._kind = kind  # the user's class
-        self._slots: dict[int, Slot] = {}  # by id of the parameter, in the order of the names
-        self._used: dict[int, tuple[int, int]] = {}  # of what has stepped: where the parameter was, and its version
+        self._world: weakref.ref[Context] | None = None  # the world in which the step has begun
+        self._kind = kind  # the user's class of optimizer
+        self._slots: dict[int, Slot] = {}  # id of a parameter -> its slot, in the order of the names
+        # Id of a parameter that has stepped -> where it was, and its version.
+        self._used: dict[int, tuple[int, int]] = {}
         self._group_of: dict[
             int, int
         ] = {}  # number of the group of each parameter, as the first step of a pass found it

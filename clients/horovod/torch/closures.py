@@ -27,7 +27,7 @@ def loss_of_all(loss: Any, arguments: Arguments, first: str) -> Any:
     first: the name of one of the parameters, by which the ranks match it.
     """
     if not isinstance(loss, (int, float, torch.Tensor)) or (isinstance(loss, torch.Tensor) and loss.numel() != 1):
-        return loss  # which the optimizer refuses
+        return loss  # the optimizer refuses it
     value = loss.detach() if isinstance(loss, torch.Tensor) else loss
     own = torch.tensor([float(value)], dtype=torch.float64)
     op = Average if arguments.op == Average else Sum

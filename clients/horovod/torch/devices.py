@@ -12,7 +12,7 @@ import torch
 
 from horovod.torch.tensors import device_obstacle
 
-_NAMED = 3  # parameters that a message names; of the others it gives the number
+_NAMED = 3  # parameters that a message names; of more it tells only how many
 
 
 def warn_of_wrong_devices(named: Iterable[tuple[str, torch.Tensor]]) -> None:

@@ -21,7 +21,7 @@ from horovod.torch.untraced import untraced
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
-# None at the end of a pass that runs inside of no other.
+# Returns None at the end of a backward pass that runs inside of no other.
 _current_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
@@ -35,8 +35,8 @@ class EndOfBackward:
     def __init__(self, inner: Callable[[], None], outermost: Callable[[], None]) -> None:
         self._inner = weakref.WeakMethod(inner)
         self._outermost = weakref.WeakMethod(outermost)
-        self.passes = 0  # how many outermost ones are over; after a failed one the next has its number
-        self._asked: int | None = None  # the pass whose end was asked for last
+        self.passes = 0  # outermost passes that are over; after a failed pass the next one has its number
+        self._asked: int | None = None  # the pass whose end was last asked for
         self._moving: list[Any] = []  # hooks on nodes of the outer pass, each of which would ask again
 
     def expect(self) -> bool:

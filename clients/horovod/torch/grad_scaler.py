@@ -9,7 +9,7 @@ import torch
 
 # PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
 _GRAD_SCALER: Final[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
-_FRAMES_TO_GRAD_SCALER: Final = 9  # three of them are of `untraced`
+_FRAMES_TO_GRAD_SCALER: Final = 9  # three of these frames are of `untraced`
 
 
 def is_called_by_grad_scaler() -> bool:

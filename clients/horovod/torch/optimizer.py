@@ -47,13 +47,13 @@ from horovod.torch.wrapping import (
 from horovod.worker.runtime.context import current, is_member
 
 _NO_NAME: Final = "allreduce.noname"
-_STEPS_TO_A_SCALER: Final = 2  # one that has not called step() by then does not
+_STEPS_TO_A_SCALER: Final = 2  # a scaler that has not called step() by then does not call it
 
 
 class _DistributedOptimizer(WrappedOptimizer):
     """What the on-the-fly subclass adds. Comes first in the method resolution order, the user's class second."""
 
-    _hvd_synchronized: bool  # by synchronize(), since the last step
+    _hvd_synchronized: bool  # whether synchronize() was called since the last step
     _hvd_skip: bool  # inside skip_synchronize()
     process_set: ProcessSet
 
@@ -68,7 +68,7 @@ class _DistributedOptimizer(WrappedOptimizer):
             guard(self._hvd_original, reducer.stepped_past)
         return reducer
 
-    # Scripts and libraries look at these three.
+    # Scripts and libraries read these three.
     @property
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         return self._hvd_reducer.names()

@@ -56,7 +56,8 @@ def guard(original: torch.optim.Optimizer, check: Callable[[], None]) -> None:
 
     check: a method. AssertionError: the step that begins now would not be the same on all ranks.
     """
-    if "_optimizer_step_pre_hooks" not in original.__dict__:  # its class does not call that of torch
+    # The user's class does not call torch.optim.Optimizer.__init__, so the object has no hooks.
+    if "_optimizer_step_pre_hooks" not in original.__dict__:
         return
     handle = original.register_step_pre_hook(_Guard(check))
     weakref.finalize(check.__self__, handle.remove).atexit = False  # type: ignore[attr-defined]

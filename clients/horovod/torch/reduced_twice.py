@@ -52,7 +52,7 @@ class Rivals:
         reducer = self._reducer()
         if not self._names or reducer is None:
             return
-        gc.collect()  # one that nobody has any more may be in a cycle of references
+        gc.collect()  # an optimizer that nobody has any more may be in a cycle of references
         for other, name in list(self._names.items()):
             if not other.enabled:
                 continue
@@ -65,6 +65,7 @@ class Rivals:
                 raise ValueError(coded(TrainingCode.REDUCED_TWICE, f"{sentence} {more}"))
             more = "Drop the other one (del optimizer) if it is no longer used."
             warnings.warn(f"{sentence} {more}", stacklevel=level_of_the_script())
-            for one in (reducer, other):  # what an optimizer gets from the other is the same on all ranks
+            # Gradients that the other one has averaged are the same on all ranks, which tells nothing of the data.
+            for one in (reducer, other):
                 one.compare_no_more()
         self._names.clear()

@@ -71,9 +71,9 @@ class GradientReducer:
         optimizer: torch.optim.Optimizer,
     ) -> None:
         """optimizer: which holds the parameters, and lives as long as this."""
-        self.enabled = enabled  # whether there is anyone to reduce with
+        self.enabled = enabled  # whether there are other ranks to reduce with
         self.passes = backward_passes_per_step
-        self.steps = 0  # that the optimizer has taken
+        self.steps = 0  # steps that the optimizer has taken
         self.op = op
         self._predivide_factor = gradient_predivide_factor
         self.process_set = process_set
@@ -89,25 +89,26 @@ class GradientReducer:
         )
         self._made = made
         made.tell = weakref.WeakMethod(self._rename)
-        self._slots: dict[int, Slot] = {}  # by id of the parameter
-        self._frozen: dict[int, Slot] = {}  # of parameters that had no gradients so far
+        self._slots: dict[int, Slot] = {}  # id of a parameter -> its slot
+        self._frozen: dict[int, Slot] = {}  # slots of parameters that had no gradients so far
         self._groups: list[Group[Slot]] = []
-        self._held: list[Slot] = []  # ready, but only the end of the backward pass hands them over
-        self._buckets = Buckets[Slot]()  # ready, not handed to the engine
-        self._queued = 0  # number of slots that are
+        self._held: list[Slot] = []  # slots that are ready, but which only the end of the backward pass hands over
+        self._buckets = Buckets[Slot]()  # slots that are ready and not handed to the engine yet
+        self._queued = 0  # number of slots with `queued` set
         self._end = EndOfBackward(inner=self._flush, outermost=self._backward_ended)
         self._over = False  # a backward pass has ended, and gradients of it are in flight
-        self._all_made = AllMade(None, process_set)  # until there are names
+        self._all_made = AllMade(None, process_set)  # replaced when the names are known
         self._hooks: list[Any] = []
         self._rivals = Rivals(self)
         self._active = False
-        self._world: weakref.ref[Context] | None = None  # in which the step has begun
+        self._world: weakref.ref[Context] | None = None  # the world in which the step has begun
         self._averaged = False  # a backward pass has waited for all averages; the script has not asked for them yet
-        self._open = False  # and other ranks wait in synchronize() or step() to hear what becomes of them
+        self._open = False  # whether other ranks wait in synchronize() or step() to hear what becomes of the averages
         self.stale = False  # gradients were computed since the last synchronize()
         # What becomes of averages: they are in `.grad`, then a step is taken with them or the script drops them.
-        self._left = False  # they are there, and neither has happened
-        self._stepped: bool | None = None  # which of the two has happened to the last ones; None: neither, or not known
+        self._left = False  # averages are in `.grad`, and neither has happened
+        # True: a step was taken with the last averages. False: they were dropped. None: neither, or not known.
+        self._stepped: bool | None = None
         self._scaler: weakref.ref[Any] | None = None  # the GradScaler that was seen to call step()
         self._same_weights = self._compare(optimizer)
         weakref.finalize(self, _remove, self._hooks).atexit = False
@@ -133,7 +134,7 @@ class GradientReducer:
             # A hook stays when a parameter is frozen and unfrozen, but only one that is not frozen takes it.
             try:
                 parameter.requires_grad_(True)
-            except RuntimeError:  # it can have no gradient: it has no floating-point numbers
+            except RuntimeError:  # the parameter can have no gradient, as its numbers are no floating-point numbers
                 continue
             self._frozen[id(parameter)] = slot
             self._add_hook(slot)
@@ -243,7 +244,7 @@ class GradientReducer:
         self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(untraced))  # type: ignore[no-untyped-call]
 
     def _accumulated(self, slot: Slot) -> None:
-        again = slot.fired_in == self._end.passes  # in one backward pass, inside of which others run
+        again = slot.fired_in == self._end.passes  # made again in one backward pass, inside of which others run
         slot.fired_in = self._end.passes
         if slot.queued:
             if again and slot.gradient is None:
@@ -298,7 +299,8 @@ class GradientReducer:
         if self.enabled:
             self._made.begin()
         self._active = self._all_made.begun = True
-        if not isinstance(threading.current_thread(), threading._DummyThread):  # not one of autograd's
+        # A thread of the script, not one of autograd's.
+        if not isinstance(threading.current_thread(), threading._DummyThread):
             self._all_made.thread = threading.get_ident()
 
     def _queue(self, slot: Slot) -> bool:

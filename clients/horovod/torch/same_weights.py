@@ -80,7 +80,7 @@ def _things(
 def _values(owner: str, values: Any) -> Iterator[_Thing]:
     """Its numbers and tensors. A tensor of one number is that number: on other ranks it may be on another device."""
     for key, value in values.items() if isinstance(values, dict) else ():
-        several = isinstance(value, tuple)  # as betas are
+        several = isinstance(value, tuple)  # several values in a tuple, such as betas
         for index, item in enumerate(value) if several else ((0, value),):
             name = f"{key}[{index}]" if several else str(key)
             if isinstance(item, (bool, int, float)):

@@ -112,7 +112,7 @@ class Sender:
             if restore is not None:
                 slot.store(restore(reduced))
             elif reduced is not dense:
-                dense.copy_(reduced)  # the memory of the gradient
+                dense.copy_(reduced)  # into the memory of the gradient
             return False
 
         slot.finish = go_on if go_on(quiet) else None

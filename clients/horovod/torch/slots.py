@@ -43,12 +43,13 @@ class Slot:
         self.group: Any = None  # a Group of slots
         self.queued = False  # ready, and on its way to the engine
         self.fired_in = -1  # number of the backward pass that made the gradient last
-        self.several_times = False  # some pass has made it several times
-        self.once = False  # passes are known to make it once
+        self.several_times = False  # whether some backward pass has made the gradient several times
+        self.once = False  # whether each pass is known to make the gradient once
         self.seen: weakref.ref[torch.Tensor] | None = None  # the gradient as the last counted pass left it
-        # Waits for the reduction and stores the gradient. True: it has started another one; call it again.
+        # Waits for the reduction and stores the gradient. Returns True if it has started another reduction; call it
+        # again then.
         self.finish: Callable[[], bool | None] | None = None
-        self.sparse_dim: int | None = None  # of the last sparse gradient
+        self.sparse_dim: int | None = None  # sparse dimensions of the last sparse gradient
         # While it is in flight: the gradient, where its memory is, and how often it was changed in place. The engine,
         # which knows addresses only, does not count as a change.
         self.gradient: torch.Tensor | None = None
@@ -149,7 +150,7 @@ class Slot:
 def _version(tensor: torch.Tensor) -> int:
     try:
         return tensor._version
-    except RuntimeError:  # made in torch.inference_mode(), where changes are not counted
+    except RuntimeError:  # the tensor was made in torch.inference_mode(), where changes are not counted
         return 0
 
 

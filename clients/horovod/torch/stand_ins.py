@@ -55,7 +55,7 @@ def _itself(result: torch.Tensor) -> torch.Tensor:
 
 def _check_distinct(tensor: torch.Tensor) -> None:
     """ValueError if elements may share a place in memory, so that a result can't be written to them."""
-    reach = 0  # how far the last element lies from the first, in the dimensions looked at
+    reach = 0  # how far the last element lies from the first, in the dimensions that were looked at
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 0:
             return

@@ -20,7 +20,7 @@ class Report:
     changes: tuple[tuple[str, str], ...] = ()  # parameters whose gradients the script has changed, with a verb
     scaled: bool = False  # GradScaler calls step(), and has divided gradients
     skipped: bool = False  # the script goes on without step()
-    missing: tuple[str, ...] = ()  # parameters of which no gradient was made
+    missing: tuple[str, ...] = ()  # parameters that have no gradient
 
     @property
     def is_change(self) -> bool:

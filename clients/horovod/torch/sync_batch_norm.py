@@ -18,7 +18,7 @@ from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Sum, size
 from horovod.torch.ops import allgather, allreduce
 
-# With the number of channels behind: what one name means stays the same, so it is negotiated once.
+# The name ends with the number of channels: what one name means stays the same, so it is negotiated once.
 _STATISTICS = "sync_batch_norm.statistics"
 _GRADIENTS = "sync_batch_norm.gradients"
 
@@ -58,7 +58,8 @@ class SyncBatchNorm(_BatchNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
         self._check_input_dim(input)
-        own = self.running_mean is None or self.running_var is None  # no running statistics: always those of the batch
+        # Without running statistics, those of the batch are used always.
+        own = self.running_mean is None or self.running_var is None
         if not (self.training or own) or size() == 1:
             return self._alone(input, own)
         output: torch.Tensor
@@ -145,7 +146,7 @@ class _Normalize(torch.autograd.Function):
         centred = batch.to(wide) - mean.to(wide).view(shape)
         dims = _all_but_channels(batch)
         sums = torch.stack([gradient.sum(dims), (gradient * centred).sum(dims)]).double()
-        # Those of the parameters stay local: the optimizer averages them like all others.
+        # Gradients of the parameters stay local: the optimizer averages them like all others.
         weight_gradient = (
             (sums[1] * invstd).to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
         )

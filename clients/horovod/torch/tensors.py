@@ -24,7 +24,7 @@ from horovod.worker.runtime.gpu import gpu_obstacle
 if TYPE_CHECKING:
     from horovod._core import Output
 
-# Not every version of PyTorch has all of them.
+# Older versions of PyTorch lack some of these types.
 DTYPE_CODES: Final[dict[torch.dtype, int]] = {
     getattr(torch, dtype.name.lower()): int(dtype) for dtype in DType if hasattr(torch, dtype.name.lower())
 }
@@ -39,8 +39,8 @@ class TorchFramework:
     """The adapter; see horovod.common.ops.framework.Framework."""
 
     def __init__(self) -> None:
-        # No subclasses, which may change what a tensor is. `tensor.data = other` and `tensor.set_()` give a tensor
-        # another storage.
+        # Subclasses are left out: they may change what a tensor is. `tensor.data = other` and `tensor.set_()` give a
+        # tensor another storage.
         self.reader: Final = TensorReader(
             (torch.Tensor, torch.nn.Parameter),
             self.view,

@@ -18,5 +18,5 @@ def untraced(function: _Function) -> _Function:
 
     Two frames of PyTorch stand between the function and its caller.
     """
-    exporting: Any = torch  # which does so with it, and does not say so
+    exporting: Any = torch  # torch has _disable_dynamo, but does not declare that it exports it
     return cast(_Function, exporting._disable_dynamo(function))

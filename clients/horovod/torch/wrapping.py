@@ -55,9 +55,9 @@ class WrappedOptimizer(_Base):
     _hvd_original: torch.optim.Optimizer
     _hvd_named: Named
     _hvd_arguments: Arguments
-    _hvd_wrap: Callable[..., Any]  # made this one; pickle finds it by its name
+    _hvd_wrap: Callable[..., Any]  # the function that made this object; pickle finds it by its name
     _hvd_made: Made
-    _hvd_stepping = False  # inside step(), for past_steps.py
+    _hvd_stepping = False  # whether it is inside step(), for past_steps.py
     _hvd_checked: Sequence[int] = ()  # ids of the parameters that it had when they were last looked at
     backward_passes_per_step: int
 
@@ -107,7 +107,7 @@ class WrappedOptimizer(_Base):
         # It has the same parameters, so the same hooks serve it: with others each gradient would be reduced twice.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
-        twin.__dict__.pop("step", None)  # a learning-rate scheduler's, which steps the first one
+        twin.__dict__.pop("step", None)  # a learning-rate scheduler's step, which steps the first one
         return twin
 
 

@@ -28,7 +28,7 @@ class Group(Generic[S]):
 
     def __init__(self, slots: Sequence[S], name: str = "") -> None:
         self.slots = slots
-        self.name = name  # on the wire
+        self.name = name  # its name on the wire
         self.missing = len(slots)
         for slot in slots:
             slot.group = self  # type: ignore[assignment]

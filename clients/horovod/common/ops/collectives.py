@@ -180,7 +180,7 @@ class Collectives(Generic[T]):
     def _copy_for(self, tensor: T, root_rank: int, name: str | None) -> T:
         """What a broadcast that leaves `tensor` alone writes to: the engine broadcasts in place."""
         try:
-            self._view(tensor)  # refuses what can't travel before anything is copied
+            self._view(tensor)  # refuses a tensor that can't be sent, before anything is copied
         except ValueError as refusal:
             raise named(refusal, "broadcast", name) from None
         return self._allocate(tensor, filled=current().world.rank == root_rank)

@@ -56,7 +56,7 @@ class Framework(Protocol[T]):
         a device that it can't reach. Raises Indirect for what a stand-in can travel for.
         """
 
-    # The next three raise ValueError for what is no tensor at all, and refuse nothing else.
+    # The next three raise ValueError for an object that is no tensor, and refuse nothing else.
     def dtype(self, tensor: T) -> int | None:
         """The engine's dtype; None: it has no such."""
 

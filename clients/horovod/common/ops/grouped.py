@@ -199,6 +199,6 @@ def _wire(operation: str, name: str | None) -> str:
 def part_name(wire: str, part: int, count: int) -> str:
     if part == 0:
         return wire
-    # The engine knows what has no name, and may overlap with its like, by its ending.
+    # The engine recognizes an unnamed operation, which may overlap with its like, by this ending.
     ending = ".noname" if wire.endswith(".noname") else ""
     return f"{wire.removesuffix(ending)}.{part + 1}of{count}{ending}"

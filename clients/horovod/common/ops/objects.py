@@ -180,7 +180,7 @@ def _pickled(obj: Any, function: str, kept: Sequence[Any] = ()) -> tuple[bytes, 
         file = io.BytesIO()
         _KeepingPickler(file, kept).dump(obj)
         return file.getvalue(), None
-    except Exception as error:  # of any class: objects define how they are pickled
+    except Exception as error:  # any class: objects define how they are pickled
         world = current().world
         sentence = (
             f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "

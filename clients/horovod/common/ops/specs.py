@@ -17,7 +17,7 @@ _NAMES: Final = ", ".join(op.name.capitalize() for op in ReduceOp)
 _FLOATING: Final = frozenset(dtype for dtype in DType if "FLOAT" in dtype.name)
 
 
-# What repeats is made once. A small tensor notices each argument that is hashed, so there are three of these.
+# Specs that repeat are made once. A small tensor notices each argument that is hashed, so there are three of these.
 @functools.lru_cache(256)
 def spec(kind: int, number: int, root: int = 0) -> OpSpec:
     """The spec of an operation that does not reduce. number: of the process set, as `set_number` returns it."""

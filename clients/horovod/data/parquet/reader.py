@@ -100,7 +100,7 @@ class ParquetReader(BaseDataLoader):
         self.batch_size = batch_size
         self.epochs = epochs
         self.epoch = 0
-        self._skip = 0  # batches of that epoch
+        self._skip = 0  # batches of that epoch to leave out
         self._shuffle, self._shuffle_rows, self._seed = shuffle, shuffle_rows, seed
         self._drop_last = drop_last or epochs is None
         self._transform = transformation_fn
@@ -127,7 +127,8 @@ class ParquetReader(BaseDataLoader):
         return rows // self.batch_size if self._drop_last else -(-rows // self.batch_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cached": None if self._cached is None else {}}  # another process reads by itself
+        # Without the cache: the other process reads by itself.
+        return {**self.__dict__, "_cached": None if self._cached is None else {}}
 
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
         """The next iteration is this epoch, the one after it the following epoch.

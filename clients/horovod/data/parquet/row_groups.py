@@ -29,7 +29,7 @@ class RowGroup(NamedTuple):
     number: int
     first_row: int
     rows: int
-    size_bytes: int  # of all columns, before compression
+    size_bytes: int  # bytes of all columns, before compression
     fragment: Any  # pyarrow.dataset.ParquetFileFragment
 
     def __str__(self) -> str:
@@ -63,7 +63,8 @@ class RowGroups:
         self._open()
 
     def _open(self) -> None:
-        self._filesystem.invalidate_cache()  # of folders: the files may have come since this process looked last
+        # Forgets listings of folders: files may have come since this process looked last.
+        self._filesystem.invalidate_cache()
         with threads([self._found], lambda _: self.name) as found:
             self._dataset, fragments = next(found)
         if not fragments:
@@ -180,7 +181,7 @@ def _on_file_system(
         filesystem, first = fsspec.core.url_to_fs(paths[0], **(storage_options or {}))
     except ImportError as error:
         raise ImportError(coded(DataCode.MISSING_DATA_PACKAGE, f"{paths[0]} can't be read: {error}")) from error
-    except Exception as error:  # also FileNotFoundError, for a file with credentials
+    except Exception as error:  # FileNotFoundError as well, which may mean a file with credentials
         raise unreadable(paths[0], f"{type(error).__name__}: {error}") from error
     return filesystem, [first, *(filesystem._strip_protocol(path) for path in paths[1:])]
 

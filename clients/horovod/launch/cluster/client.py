@@ -35,10 +35,10 @@ from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
 
 PATIENCE_S = 60.0  # seconds without any coordinator that answers
-# The same for one that follows a job, once a coordinator has answered. Ranks go on and end without a coordinator, and
-# agents keep how they have ended until the next one asks: then it has the job's exit status.
+# Seconds for a client that follows a job, once a coordinator has answered. Ranks go on and end without a coordinator,
+# and agents keep how they have ended until the next one asks: then it has the job's exit status.
 FOLLOW_S = 600.0
-TOLD_S = 10.0  # after which a person is told that one who follows a job waits for a coordinator
+TOLD_S = 10.0  # seconds after which a person is told that the client waits for a coordinator
 REFUSED_S = 1.0  # for which a command asks again while no coordinator listens at any address
 _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
@@ -94,14 +94,14 @@ class ClusterClient:
         self._tls = access.tls
         self._search = Search(access.addresses)
         self._token = access.token
-        # By address: the connection, and the credential that is sent over it.
+        # Address -> the connection, and the credential that is sent over it.
         self._channels: dict[str, tuple[grpc.aio.Channel, Credential]] = {}
         self._refusals: dict[str, str] = {}  # address -> why that coordinator will never serve us; another one may
         self._patience_s = patience_s
         self._refused_s = patience_s if refused_s is None else refused_s
         self._follow_s = follow_s
         self._told_s = told_s
-        self._has_answered = False  # any coordinator, to any call
+        self._has_answered = False  # whether any coordinator has answered any call
         self._closed: dict[str, float] = {}  # address -> since when it has refused all connections
 
     async def __aenter__(self) -> ClusterClient:
@@ -115,7 +115,7 @@ class ClusterClient:
 
     async def submit(self, spec: jobs_pb2.JobSpec) -> jobs_pb2.JobRecord:
         """Submits one job, even if the call has to be repeated until an answer comes."""
-        _check_size(spec)  # before it is sent: what is much too long is refused by gRPC, without a word
+        _check_size(spec)  # checked before it is sent: a spec that is far too long is refused by gRPC without a message
         named = jobs_pb2.JobSpec()
         named.CopyFrom(spec)
         named.submission = named.submission or secrets.token_hex(16)
@@ -194,7 +194,7 @@ class ClusterClient:
                         changed(event.record)
                         continue
                     await output(event.output)
-                    # First, since what follows may find a dead stream.
+                    # The position first, since what follows may find a dead stream.
                     positions[event.output.rank, event.output.share] = event.output.position
                     await self._acknowledge(call, event.output, owed)
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -273,7 +273,8 @@ class ClusterClient:
 
     @property
     def _most_refused_s(self) -> float:
-        return self._patience_s if self._has_answered else self._refused_s  # one that is started again gets its time
+        # A coordinator that is started again gets its time.
+        return self._patience_s if self._has_answered else self._refused_s
 
     @property
     def _addresses(self) -> str:
@@ -361,7 +362,7 @@ class FollowedJob:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # a signal of the terminal is not for it
+                start_new_session=True,  # so that signals of the terminal do not reach it
             )
 
     def _dismiss_heir(self) -> None:
@@ -410,7 +411,7 @@ class FollowedJob:
 
     def _signal(self, signum: int, stop: bool) -> asyncio.Future[Any] | None:
         if not self.record.id:
-            return None  # `run` sees to it
+            return None  # `run` handles this end
         task = asyncio.ensure_future(self._deliver(signum, stop))
         self._tasks.add(task)
         task.add_done_callback(self._signalled)

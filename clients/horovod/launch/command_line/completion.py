@@ -27,7 +27,7 @@ class Option:
     names: tuple[str, ...]
     text: str
     words: int
-    kind: str = ""  # file, folder, interface; "": neither
+    kind: str = ""  # file, folder or interface; "": none of them
     choices: tuple[str, ...] = ()
     hidden: bool = False
 

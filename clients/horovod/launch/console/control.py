@@ -21,7 +21,8 @@ _FAILED = 1
 _PIPE_CLOSED = 128 + signal.SIGPIPE
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-_DELIVERY_S = 2.0  # for which Ctrl-Z waits until the ranks' stop is on its way; then only this launcher is stopped
+# Seconds for which Ctrl-Z waits until the ranks' stop is on its way; after that only this launcher is stopped.
+_DELIVERY_S = 2.0
 
 
 class SignalTarget(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from horovod.worker.agent.output import Writer
 
-# In place of descriptors, for objects that are called.
+# Stands for a descriptor when an object is called instead.
 STDOUT_OBJECT: Final = -1
 STDERR_OBJECT: Final = -2
 _POLL_S: Final = 0.1
@@ -76,7 +76,7 @@ class _Request:
 
     def answer(self) -> None:
         try:
-            if self._stream is not None:  # as print() has it
+            if self._stream is not None:  # None if print() has no stream either
                 text = self._data.decode(errors="backslashreplace")
                 encoding = getattr(self._stream, "encoding", None)
                 if isinstance(encoding, str):
@@ -86,7 +86,7 @@ class _Request:
                     self._stream.flush()
         except Exception as error:
             self.error = error
-        finally:  # also where Ctrl-C comes in between
+        finally:  # even if Ctrl-C comes in between
             self.done.set()
 
 

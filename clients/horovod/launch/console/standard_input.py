@@ -127,7 +127,7 @@ def of_ranks(command: Sequence[str], count: int, say: Callable[[str], None]) -> 
         program = _read_all(shown, say)
         stack.callback(os.close, program)
         descriptors: list[int | None] = []
-        for _ in range(count):  # opened anew: each has a position of its own
+        for _ in range(count):  # opened once for each rank, so that each has its own position
             own = os.open(f"/proc/self/fd/{program}", os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, own)
             descriptors.append(own)
@@ -137,7 +137,7 @@ def of_ranks(command: Sequence[str], count: int, say: Callable[[str], None]) -> 
 def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(_STDIN) == os.getpgrp()
-    except OSError:  # of another session, as after `setsid`: somebody else reads there
+    except OSError:  # a terminal of another session, as after `setsid`: another program reads there
         return False
 
 

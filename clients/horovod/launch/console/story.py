@@ -14,8 +14,8 @@ from horovod.coordinator.core.world.story import WAITS, after
 from horovod.protos.v1.story_pb2 import StoryEntry
 
 LOOK_S = 0.05  # between two looks at a coordinator in this process
-ASK_S = 1.0  # between two questions to another one
-LAST_LOOK_S = 2.0  # for the answer to the last question
+ASK_S = 1.0  # seconds between two questions to a coordinator in another process
+LAST_LOOK_S = 2.0  # seconds for the answer to the last question
 
 Note = Callable[[str], None]
 Look = Callable[[], Awaitable[Sequence[StoryEntry]]]

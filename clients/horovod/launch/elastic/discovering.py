@@ -17,7 +17,7 @@ from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without
 from horovod.base.words import printable
 from horovod.launch.elastic.discovery import HostDiscovery, HostDiscoveryScript
 
-ANSWER_TIMEOUT_S = 60.0  # for an answer; a script is killed earlier, by HostDiscoveryScript
+ANSWER_TIMEOUT_S = 60.0  # seconds for an answer; HostDiscoveryScript kills a script earlier
 _NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 
 
@@ -29,7 +29,7 @@ class Discovering:
         self._source = source
         self._tell = tell
         self._asked: asyncio.Future[tuple[Any, Exception | None]] | None = None
-        self._told: set[tuple[str, str]] = set()  # kinds of failures
+        self._told: set[tuple[str, str]] = set()  # kinds of failures that the user was told of
 
     async def first(self) -> dict[str, int]:
         """The slots of each host that the source finds. ValueError or RuntimeError with a sentence when it fails."""
@@ -83,7 +83,7 @@ class Discovering:
         failure: Exception | None = None
         try:
             found = self._source.find_available_hosts_and_slots()
-        except StopIteration:  # would end the coroutine that raises it
+        except StopIteration:  # it would end the coroutine that raises it
             failure = RuntimeError("there was no further answer (StopIteration)")
         except Exception as error:
             failure = error

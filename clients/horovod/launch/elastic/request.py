@@ -11,7 +11,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.launch.elastic.discovery import HostDiscovery, HostDiscoveryScript, command_of
 
 _COOLDOWN_LIMIT_S = 3600
-# By default. A program that fails at its start would else be started without end.
+# The default. A program that fails at its start would otherwise be started without end.
 REPLACEMENTS_PER_PROCESS = 3
 
 
@@ -97,7 +97,7 @@ class ElasticRequest:
             return None
         fewest = max(1, num_proc if self.min_num_proc is None else self.min_num_proc)
         spares, greatest = self.spares or 0, self.max_num_proc
-        if spares and greatest is None:  # else there would be a place for each
+        if spares and greatest is None:  # otherwise each spare process would get a place in the world
             greatest = num_proc
         if self.finds_hosts:
             return Replacement(None, (fewest, greatest), supplied=True, spares=spares)

@@ -53,7 +53,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.epoch = 0
         self.processed_num = 0
         self.processed_indices: set[int] = set()
-        self._processed_before = 0  # what of processed_num is of earlier passes over the data, without set_epoch
+        # Samples of processed_num that belong to earlier passes over the data, without set_epoch.
+        self._processed_before = 0
         self._last_batch = 0  # samples of this rank in the batch that was recorded last
         self._is_resumed = False  # whether the progress was loaded, and nothing has been dealt out since
         self.reset()
@@ -110,7 +111,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)
         if self._processed_before and self._done >= len(self.dataset):
-            self._processed_before = self.processed_num  # the next pass, without set_epoch as well
+            self._processed_before = self.processed_num  # another pass has begun without set_epoch
         self.remaining_indices = indices[self._done :]
         self.num_samples = -(-len(self.remaining_indices) // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -38,8 +38,8 @@ class StateHandler:
     Saved is a deep copy, or the next step would change it.
     """
 
-    root_rank = 0  # whose value `sync` sends; TorchState sets it on all ranks alike
-    # What a copy of the state refers to as it is, without copying it: TorchState's models, optimizers and so on.
+    root_rank = 0  # the rank whose value `sync` sends; TorchState sets it alike on all ranks
+    # Objects to which a copy of the state refers, without copying them: TorchState's models, optimizers and so on.
     kept: Sequence[Any] = ()
 
     def __init__(self, value: Any) -> None:
@@ -110,7 +110,7 @@ class StatefulHandler(StateHandler):
     def restore(self) -> None:
         self.value.load_state_dict(self._copied(self._saved))
         if isinstance(self.value, _GRAD_SCALER):
-            # What it knows of the failed step is in no state_dict, and would refuse the next unscale_().
+            # The scaler's record of the failed step is in no state_dict, and would refuse the next unscale_().
             self.value._per_optimizer_states.clear()
 
     def sync(self) -> None:
@@ -147,7 +147,7 @@ class TensorHandler(StateHandler):
 
     def restore(self) -> None:
         self.value.detach().copy_(self._saved)
-        self.value.grad = None  # the half reduced one of the step that failed
+        self.value.grad = None  # the gradient that the failed step has half reduced
 
     def sync(self) -> None:
         broadcast_parameters([self.value], self.root_rank)
@@ -166,7 +166,7 @@ class GeneratorHandler(StateHandler):
         self.value.set_state(broadcast_object(self.value.get_state(), self.root_rank))
 
 
-# PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
+# PyTorch before 2.3 has a GradScaler for CUDA only; later that class is a subclass.
 _GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 
 _registry: list[tuple[type, type[StateHandler]]] = [
@@ -195,7 +195,7 @@ def set_handler_registry(registry: Sequence[tuple[type, type[StateHandler]]]) ->
 
 
 def _handler_class(value: Any) -> type[StateHandler] | None:
-    if isinstance(value, type):  # a class has the methods of its objects
+    if isinstance(value, type):  # a class has the methods of its objects, too, but is no part
         return None
     return next((handler for kind, handler in _registry if isinstance(value, kind)), None)
 
@@ -234,7 +234,7 @@ class TorchState(ObjectState):
     def __init__(
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
-        self._handlers: dict[str, StateHandler] = {}  # by path, of the parts
+        self._handlers: dict[str, StateHandler] = {}  # path of a part -> its handler
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -302,9 +302,9 @@ class TorchState(ObjectState):
     def _memory_of(self, optimizer: torch.optim.Optimizer) -> list[str] | None:
         states = list(optimizer.state.values())
         names = sorted({key for state in states for key, value in state.items() if value is not None})
-        if not names:  # it has not taken a step yet, or is SGD without momentum
+        if not names:  # the optimizer has not taken a step yet, or is SGD without momentum
             return None
-        # A script may keep it in a way of its own, such as a plain optimizer.state_dict().
+        # A script may save the optimizer in its own way, such as a plain optimizer.state_dict().
         held = [one.value.state_dict() for one in self._handlers.values() if isinstance(one, StatefulHandler)]
         found = find_parts(
             {"plain": self._live(), "held": held}, lambda one: "tensor" if isinstance(one, torch.Tensor) else None

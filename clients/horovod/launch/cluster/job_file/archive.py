@@ -17,7 +17,7 @@ from horovod.coordinator.core.cluster.code import MAX_CODE_BYTES
 from horovod.launch.cluster.job_file.ignore import IGNORE_FILE, Ignored
 from horovod.worker.agent.code import MAX_ENTRIES, MAX_UNPACKED_BYTES, leads_out
 
-_TIME = 315532800  # 1980-01-01: a file that was only touched is no other code
+_TIME = 315532800  # 1980-01-01 for every file: touching a file does not make other code
 
 
 @dataclass(frozen=True)

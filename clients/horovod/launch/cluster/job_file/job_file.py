@@ -23,7 +23,7 @@ _MAX_PROCESSES = 1 << 16
 _MODULES = {one.name.lower(): one.packages[0] for one in WITH_AN_API}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-# Of a process with a rank. A line that is not distributed belongs to no world, and is started without them.
+# Variables of a process with a rank. A line that is not distributed belongs to no world, and is started without them.
 _OF_A_RANK = tuple(
     ROWS[name].env
     for name in (

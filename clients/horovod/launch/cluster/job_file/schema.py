@@ -35,7 +35,7 @@ _NAMES = {
 }
 _TYPES: Mapping[str, type] = {"string": str, "object": dict, "array": list, "null": type(None)}
 _NUMBERS = ("integer", "number")
-_SHOWN = 60  # characters of a value
+_SHOWN = 60  # characters of a value that a message shows
 
 
 @cache

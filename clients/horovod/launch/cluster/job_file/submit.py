@@ -19,7 +19,7 @@ from horovod.launch.cluster.launch import OnChange, OnStart, attended, in_words,
 from horovod.protos.v1 import jobs_pb2
 from horovod.worker.agent.output import Console
 
-_UPLOADS = 3  # code may be pushed out, by that of others, between its upload and the job
+_UPLOADS = 3  # attempts: uploads of others may displace the code between its upload and the job
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
