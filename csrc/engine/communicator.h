@@ -106,7 +106,7 @@ class Communicator final : private Driver::Work {
   // that it may still use, this object and the tensors included, must then be kept for ever.
   Status close(const std::string& farewell,
                const std::string& why = coded(error_code::shut_down, "Horovod has been shut down."));
-  // After close(), where that has not failed: Mesh::hand_over().
+  // Gives away connections by Mesh::hand_over(). To be called after close(), if that has not failed.
   std::vector<KeptSocket> hand_over(bool keep) { return mesh_ ? mesh_->hand_over(keep) : std::vector<KeptSocket>(); }
 
  private:

@@ -29,7 +29,7 @@ struct LogEvent {
   bool completed = false;  // batch: all its results are in place already, see arrive_with(); else it has to be run
 };
 
-// What the log tells the timeline about arrivals: one was counted, one was withdrawn, or all ranks have arrived.
+// Events that the log tells the timeline: an arrival was counted, an arrival was withdrawn, or all ranks have arrived.
 enum class Arrival : uint8_t { counted, withdrawn, last };
 
 // What arrive() and withdraw() answer to an id that does not exist.

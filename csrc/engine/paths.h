@@ -19,7 +19,7 @@ struct Paths {
   std::vector<std::string> segment_addresses;  // the addresses of every member's segment
   std::map<int, std::vector<int>> sockets;     // for TCP: world's rank -> descriptors; owned by the engine from now on
   std::map<int, wire::Keys> keys;              // descriptor -> its keys, where Config::wire is not plain
-  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory all the same; empty: none do
+  std::vector<int> hosts;  // beside sockets: equal for ranks that share memory as well; empty: no ranks do
 };
 
 // Owns descriptors of sockets, by peer. Its end closes those that have not been handed over.

@@ -120,7 +120,7 @@ bool SharedOrderLog::is_complete(TensorId id) const {
   return operation && shared::is_complete(region_, operation->spec, id, generation);
 }
 
-// Takes from the cells the result or, where they do not hold the rows, the row counts.
+// Takes the result from the cells or, if the rows did not fit into them, the row counts.
 Status SharedOrderLog::finish(TensorId id, bool complete) {
   const Own& own = own_[id];
   const uint32_t generation = own.generation.load(std::memory_order_acquire);
@@ -131,7 +131,7 @@ Status SharedOrderLog::finish(TensorId id, bool complete) {
   return {};
 }
 
-// The end of the batch that begins at `first`, where there is an entry.
+// Where the batch that begins at `first` ends, if the log has an entry there.
 uint64_t SharedOrderLog::end_of_batch(uint64_t first) {
   std::atomic<uint64_t>& boundary = memory_.ring[first % kMaxIds].end;
   uint64_t end = boundary.load(std::memory_order_acquire);

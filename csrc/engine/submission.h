@@ -29,13 +29,13 @@ enum class Start : uint8_t {
 struct Submission final : Operation {
   Lane* lane = nullptr;
   NameEntry* entry = nullptr;
-  std::optional<uint64_t> unnamed;   // its number among those without a name of their own
-  uint64_t number = 0;               // of all operations that this rank has started
+  std::optional<uint64_t> unnamed;   // its number among unnamed operations; nullopt: it has a name
+  uint64_t number = 0;               // its number among all operations that this rank has started
   bool zeros = false;                // zeros that this member contributes after it has joined; no caller waits for them
   std::optional<Status> withdrawal;  // set when the order log was asked to withdraw the arrival: how the operation then
                                      // ends; ok: it is announced again
   bool by_graph = false;             // a framework's graph started it, which may start others meanwhile
-  bool unawaited = false;            // it may take long while no thread waits for it, and that is no stall
+  bool unawaited = false;            // whether it may take long while no thread waits for it, which is no stall
   int64_t waited_since_us = 0;       // when a thread first waited for it
   int64_t seen_us = 0;               // when a waiting thread or the driver first saw it in flight
   int64_t reported_us = 0;           // when the coordinator was last told that it makes no progress

@@ -60,7 +60,7 @@ class Timeline {
   // Completes the file. Fails when it could not be written to its end, or (timeout) is not yet: nothing is added to it
   // any more, and the next stop() or start() waits again. running: there was one.
   Status stop(bool& running);
-  // In a forked child, where the thread does not exist: lets go of the file without writing to it.
+  // To be called in a forked child, where the writing thread does not exist: lets go of the file without writing to it.
   void after_fork();
 
   // -- hooks; only where active() or the operation is traced ---------------------------------------------------------
@@ -70,7 +70,7 @@ class Timeline {
   // The same and at once running(), in a world of one.
   void began_alone(Operation& operation, const DataPlane& plane, const std::vector<int>& ranks);
   void arrival(int process_set, int rank, TensorId id, Arrival what);
-  // All have arrived; the batch begins. eager: without a data phase.
+  // All ranks have arrived, and the batch begins. eager: it has no data phase.
   void running(Batch batch, const DataPlane& plane, bool eager);
   void ended(const Operation& operation, const Status& status);
 

@@ -60,7 +60,7 @@ class TimelineTrace {
 
   // Events in the order in which they were recorded.
   void add(const TimelineEvent& event);
-  // Events are missing here: what is open ends, and what is heard of it later is ignored.
+  // To be called when events are missing here: open spans end, and later events about them are ignored.
   void gap(uint64_t events, int64_t time_us);
   void finish(int64_t time_us);
 
@@ -81,7 +81,7 @@ class TimelineTrace {
     std::string activity;    // the algorithm, once it runs
   };
 
-  struct Last {  // event that was written for a process
+  struct Last {  // the last event that was written for a process
     int64_t ns = 0;
     char phase = 'E';
   };
@@ -103,8 +103,9 @@ class TimelineTrace {
   uint64_t dropped_ = 0;
   int64_t last_us_;
   std::unordered_map<uint64_t, Open> open_;
-  std::map<Key, uint64_t> operation_of_;            // the latest of each id
-  std::map<Key, std::map<int, int64_t>> arrivals_;  // rank -> when it arrived, at ids that not all ranks have reached
+  std::map<Key, uint64_t> operation_of_;  // the latest of each id
+  // Id that not all ranks have reached -> when each rank arrived there.
+  std::map<Key, std::map<int, int64_t>> arrivals_;
   std::unordered_map<std::string, std::vector<int>> processes_;  // name -> its processes in the trace
   std::vector<bool> busy_{true};                                 // by process; 0 belongs to the whole trace
   std::vector<Last> last_{Last{}};                               // by process

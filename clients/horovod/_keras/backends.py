@@ -59,14 +59,14 @@ class Backend(Protocol):
 
     def broadcast_variables(self, variables: Sequence[Any], root_rank: int, process_set: ProcessSet) -> object: ...
 
-    # Of tensors, NumPy arrays and numbers; the results are tensors of the framework.
+    # Takes tensors, NumPy arrays and numbers; the results are tensors of the framework.
     def allreduce(
         self, value: Any, name: str | None, op: int, prescale: float, postscale: float, compression: Any
     ) -> Any: ...
 
     def barrier(self, process_set: ProcessSet) -> None: ...
 
-    # For a layer, so not of TensorFlow, which has its own: the gradient is the sum of the ranks' gradients.
+    # For layers, except TensorFlow's, which has its own: the gradient is the sum of the ranks' gradients.
     def differentiable_sum(self, value: Any, name: str) -> Any: ...
 
     def allgather(self, value: Any, name: str | None) -> Any: ...
@@ -96,5 +96,5 @@ def backend_for(value: Any) -> Any:
     framework = type(value).__module__.partition(".")[0].replace("jaxlib", "jax")
     if framework in _MODULES:
         return importlib.import_module(_MODULES[framework])
-    keras = sys.modules.get("keras")  # without it there is only tf_keras
+    keras = sys.modules.get("keras")  # if keras is not imported, there is only tf_keras
     return importlib.import_module(_MODULES["tensorflow"]) if keras is None else backend_of(keras)

@@ -13,7 +13,7 @@ from typing import Any, Final
 from horovod._keras.progress import progress_of
 from horovod.base.errors import TrainingCode, coded
 
-# The best values of an elastic state, by metric and path.
+# Elastic state -> (metric, path) -> the best value so far.
 _BEST: Final[weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]]] = weakref.WeakKeyDictionary()
 
 

@@ -27,7 +27,7 @@ _MARK = "_hvd_copies_are_distributed"
 class HowDistributed:
     """What makes the optimizer of a copy what the original is. Variables are their places among the model's."""
 
-    reduction: Reduction  # without groups that are lists of variables
+    reduction: Reduction  # its groups are no lists of variables
     passes: int
     average: bool
     depth: int  # number of optimizers, such as Keras's LossScaleOptimizer, around the distributed one
@@ -122,7 +122,7 @@ def install_keras3() -> None:
             return load, arguments
         if getattr(self, "_hvd", None) is not None:
             base: Any = type(self).__bases__[-1]
-            load = base._unpickle_model  # pickle finds no class that was made on the fly
+            load = base._unpickle_model  # pickle finds no class that was made at run time
         return copied, (load, arguments, how)
 
     def get_compile_config(self: Any) -> Any:

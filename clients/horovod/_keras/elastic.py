@@ -39,8 +39,8 @@ class VariablesState(ObjectState):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._parts_now: dict[str, Any] = {}  # by path; between the beginning and the end of a sync, the source's
-        self._saved_variables: list[tuple[Any, Any]] = []  # with their values
+        self._parts_now: dict[str, Any] = {}  # path -> part; during a sync, the parts of the source
+        self._saved_variables: list[tuple[Any, Any]] = []  # (variable, its saved value)
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
 
@@ -153,7 +153,7 @@ class KerasState(VariablesState):
         return [] if distribution is None else [distribution.made]
 
     def _own_variables(self) -> list[Any]:
-        if self.optimizer is not None:  # so that the same variables are there from the first sync on
+        if self.optimizer is not None:  # so that all ranks have the same variables from the first sync on
             build_optimizer(self.optimizer, self.model)
         return state_of(self.model, self.optimizer)
 

@@ -43,7 +43,8 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects=objects or None)
     if getattr(model, "optimizer", None) is not None:
         reduction = Reduction(compression=compression)
-        made = Made(["gradient"], reduction.process_set, is_copy=True)  # a rank may load a model only to look at it
+        # A copy, because a rank may load a model only to look at it.
+        made = Made(["gradient"], reduction.process_set, is_copy=True)
         distributed_keras(model.optimizer, reduction, made=made)
     return model
 

@@ -21,8 +21,8 @@ class Progress:
     """What `fit` does not count. All zero in a `fit` without the Update callbacks."""
 
     state: Any = None  # the elastic state, if there is one
-    batches: int = 0  # of the epoch that is running, before this fit
-    epochs: int = 0  # before this fit, less those that it was told of by initial_epoch
+    batches: int = 0  # batches of the running epoch that were trained before this fit
+    epochs: int = 0  # epochs before this fit, without those that initial_epoch has told it of
 
 
 _OF_MODELS: Final[weakref.WeakKeyDictionary[Any, Progress]] = weakref.WeakKeyDictionary()

@@ -56,7 +56,7 @@ def classes_of(kind: str) -> tuple[type, ...]:
 
 def _found(module: str, path: str) -> Any:
     if module == "tensorflow" and path.startswith(("layers", "optimizers", "metrics")):
-        return None  # they are one of the two Keras's, and to ask would import it
+        return None  # the objects are of one of the two Keras packages, and a test of the other would import it
     found: Any = sys.modules.get(module)
     for name in path.split("."):
         found = getattr(found, name, None)

@@ -98,7 +98,7 @@ class Aggregation:
         self._passes = passes
         self._average = average
         self._counter = 0
-        self._sums: dict[int, torch.Tensor] = {}  # by identity of the variable
+        self._sums: dict[int, torch.Tensor] = {}  # identity of a variable -> the sum of its gradients
 
     def step(
         self,
@@ -152,7 +152,7 @@ def reducescatter(value: Any, name: str | None, op: int) -> Any:
 def _tensor(value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value
-    value = getattr(value, "value", value)  # of a keras.Variable
+    value = getattr(value, "value", value)  # the tensor of a keras.Variable
     return value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(np.asarray(value))
 
 

@@ -35,9 +35,9 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.common.script import lines_of_the_script
 from horovod.worker.runtime.context import Context, current
 
-Ranks = tuple[int, ...]  # of a process set; () for the global one
-Numbers = tuple[dict[str, int], str]  # of an optimizer's parameters, and its place
-Line = tuple[str, list[str]]  # the place of an optimizer, and those of all that were made
+Ranks = tuple[int, ...]  # ranks of a process set; () for the global one
+Numbers = tuple[dict[str, int], str]  # (numbers of an optimizer's parameters, its place)
+Line = tuple[str, list[str]]  # (the place of an optimizer, the places of all optimizers that were made)
 
 
 class Order(Protocol):
@@ -54,17 +54,17 @@ class _Given:
     """The numbers that optimizers got since the last restart."""
 
     def __init__(self) -> None:
-        self.count: dict[tuple[Ranks, str], int] = {}  # of the optimizers that have a parameter of this name
+        self.count: dict[tuple[Ranks, str], int] = {}  # how many optimizers have a parameter of this name
         self.places: dict[tuple[Ranks, str], dict[str, int]] = {}  # by the first of its names; how often at each line
 
 
-_lock = threading.RLock()  # around what follows; steps begin in autograd's threads too
+_lock = threading.RLock()  # guards the variables below; steps begin in autograd's threads too
 _given = _Given()
 _world: weakref.ref[Context] | None = None  # the world of _given
 _created = 0
 _all: weakref.WeakSet[Made] = weakref.WeakSet()
-_late: weakref.WeakSet[Made] = weakref.WeakSet()  # those of them that get their number in a step
-_guessed = False  # whether these have the numbers that they would get now
+_late: weakref.WeakSet[Made] = weakref.WeakSet()  # optimizers that get their numbers in a step
+_guessed = False  # whether the optimizers in `_late` have the numbers that they would get now
 _receiving = threading.local()  # has an attribute `root` while this thread unpickles what root has sent
 
 
@@ -94,7 +94,8 @@ class Made:
         self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
         self.site = lines_of_the_script()
         self.place = self.site  # the same, with how many were made there before
-        self.tell: weakref.WeakMethod[Callable[[], None]] | None = None  # is called when names on the wire are others
+        # Called when its names on the wire have changed.
+        self.tell: weakref.WeakMethod[Callable[[], None]] | None = None
         self._number_of = dict.fromkeys(sorted(names), 0)
         self._given: _Given | None = None  # to which these belong
         self._begun: _Given | None = None  # to which they belonged in the last step
@@ -351,7 +352,7 @@ def _in_order(late: Iterable[Made]) -> list[Made]:
     names: list[Any] = [name for one in several for name in one._number_of]
     if len(set(names)) == len(names):
         return several
-    # Those that nobody holds any more may be in a cycle of references, and must not get a number.
+    # Optimizers that nobody holds any more may be in a cycle of references, and must not get a number.
     alive = weakref.WeakSet(several)
     del several
     gc.collect()

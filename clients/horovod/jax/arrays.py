@@ -84,7 +84,7 @@ class JaxFramework:
 
     @staticmethod
     def current_stream(device: int) -> int:
-        raise NotImplementedError  # nothing that is on a GPU gets this far
+        raise NotImplementedError  # not reached: no array on a GPU gets this far
 
 
 def as_array(tensor: Any, operation: str, name: str | None, path: str = "") -> jax.Array:

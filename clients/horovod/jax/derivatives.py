@@ -119,7 +119,8 @@ def _batched(tensors: Any, dimensions: Any, *, call: Call) -> Any:
         for tensor, dimension in zip(tensors, dimensions, strict=True)
     ]
     results = run(call, *moved)
-    mapped = [None if one is None else int(sends_rows) for one in dimensions]  # None: the same for all elements
+    # None: the argument is the same for all elements.
+    mapped = [None if one is None else int(sends_rows) for one in dimensions]
     return results, mapped + [None] * (len(results) - len(mapped))
 
 

@@ -95,7 +95,7 @@ class JaxState(ObjectState):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self._saved_arrays: list[tuple[Any, Any]] = []  # parts and their states
+        self._saved_arrays: list[tuple[Any, Any]] = []  # (part, its saved state)
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
 
@@ -145,7 +145,7 @@ class JaxState(ObjectState):
         def is_kept_or_travels(value: Any) -> bool:
             return is_kept(value) or isinstance(value, _Travels)
 
-        if values is not None:  # JAX's, as on all other ranks
+        if values is not None:  # arrays of JAX on this rank, as on all others
             values = jax.tree.map(
                 lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray) and is_array(leaf) else leaf,
                 values,

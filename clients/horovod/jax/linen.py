@@ -54,7 +54,7 @@ class SyncBatchNorm(linen.BatchNorm):
         mean, variance = moments(x, axes, mask, self.process_set)
         least = jnp.float32 if self.force_float32_reductions else self.param_dtype
         for name, now in (("mean", mean), ("var", variance)):
-            # A model that is applied without averages begins them, as Flax does.
+            # If a model is applied without averages, they start here, as in Flax.
             first = jnp.full([x.shape[axis] for axis in features], float(name == "var"), least)
             average = self.get_variable("batch_stats", name, first)
             after = self.momentum * average + (1 - self.momentum) * now

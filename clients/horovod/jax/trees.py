@@ -20,7 +20,8 @@ from horovod.jax.arrays import DTYPE_CODES, as_array, like_given
 __all__ = ["names_of", "of_each", "of_list", "of_tree"]
 
 _MOST_STRUCTURES: Final = 64
-_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")  # of a key without a representation of its own; no two ranks agree
+# Address in a key that has no representation of its own; it differs between ranks.
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
 _known: Final[dict[Any, tuple[str, ...]]] = {}
 _LEAF: Final = jax.tree.structure(0)
 

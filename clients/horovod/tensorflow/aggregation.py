@@ -34,8 +34,8 @@ class LocalGradientAggregation:
         self._passes = passes
         self._average = average
         self._sparse_as_dense = sparse_as_dense
-        self._counter: Any = None  # passes since the sums were used
-        self._sums: dict[int, _Sum] = {}  # by identity of the variable
+        self._counter: Any = None  # counts passes since the sums were last used
+        self._sums: dict[int, _Sum] = {}  # identity of a variable -> its sum
 
     def add(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Adds the gradients of a pass. Returns whether it was the last one before a step, a scalar bool."""
@@ -162,7 +162,7 @@ class _Sum:
         # Whether there is any gradient in it since the last step: the first, once a function must know, else the second
         self.made: Any = None
         self._made_eagerly = False
-        self.is_used = False  # a gradient was added, at least in what is traced
+        self.is_used = False  # whether a gradient was added, at least in the code that is being traced
         self._number = number
 
     def tell_functions(self) -> None:

@@ -30,7 +30,7 @@ DTYPES: Final[dict[tf.DType, Known]] = {
     tf.float64: Known(DType.FLOAT64, "f64"),
 }
 
-_FLOATS_OF_8_BITS: Final = getattr(tf.dtypes, "experimental", None)  # since TensorFlow 2.12
+_FLOATS_OF_8_BITS: Final = getattr(tf.dtypes, "experimental", None)  # there since TensorFlow 2.12
 if _FLOATS_OF_8_BITS is not None:
     DTYPES[_FLOATS_OF_8_BITS.float8_e4m3fn] = Known(DType.FLOAT8_E4M3FN, "f8E4M3FN")
     DTYPES[_FLOATS_OF_8_BITS.float8_e5m2] = Known(DType.FLOAT8_E5M2, "f8E5M2")

@@ -89,7 +89,7 @@ class TensorFlowState(VariablesState):
             variables = [] if tf.executing_eagerly() else tf.compat.v1.global_variables()
         self.variables = list(variables)
         self._session = session
-        self._operations: dict[Any, Any] = {}  # of a v1 graph, made once
+        self._operations: dict[Any, Any] = {}  # assign operations of a v1 graph, made once
         super().__init__(**kwargs)
 
     def _own_variables(self) -> list[Any]:

@@ -29,8 +29,8 @@ from horovod.worker.runtime.context import current, place
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake
 
-# They meet by name, so the order of a graph means nothing to them, and one that waited for another could wait for ever.
-# What has the same name is put into an order (call_order.py).
+# Operations that meet by name. The order of a graph means nothing to them, and one that waited for another could wait
+# for ever. Operations of the same name are put into an order (call_order.py).
 _NAMED: Final = frozenset(
     f"Horovod{kind}"
     for kind in (

@@ -32,7 +32,7 @@ class Mark(NamedTuple):
 
     op: int
     process_set: ProcessSet
-    owner: Any = None  # the Distribution of the optimizer that has reduced it
+    owner: Any = None  # the Distribution of the optimizer that has reduced the gradient
 
 
 class _Note(NamedTuple):

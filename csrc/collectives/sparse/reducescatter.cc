@@ -20,7 +20,7 @@ namespace {
 using mesh::Slice;
 
 constexpr int64_t kSegmentBytes = 8 << 20;
-constexpr int64_t kLeastRun = 64;  // elements of one member in a segment, where it has more than those of the segment
+constexpr int64_t kLeastRun = 64;  // least elements of one member in a segment, unless it has fewer in all
 
 class Scatter {
  public:

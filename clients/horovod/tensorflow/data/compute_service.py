@@ -196,7 +196,7 @@ def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
 
         address = stack.enter_context(ways.server(_worker_name(index), start))
         client.register_worker_for_dispatcher(own, index, address)
-        with contextlib.suppress(ConnectionError):  # the server is gone, and so is the job
+        with contextlib.suppress(ConnectionError):  # without the server the job is gone, too
             client.wait_for_shutdown()
 
 
@@ -271,7 +271,8 @@ def _dispatcher(client: Client, ways: _Ways, index: int) -> Iterator[None]:
         return service.DispatchServer(service.DispatcherConfig(port=port))
 
     def tell() -> None:
-        with contextlib.suppress(ConnectionError, TimeoutError):  # who needs the workers is told the same
+        # The processes that need the workers get the same error.
+        with contextlib.suppress(ConnectionError, TimeoutError):
             ways.to_workers(client.wait_for_dispatcher_worker_registration(index))
 
     with ways.server(_dispatcher_name(index), start) as address:

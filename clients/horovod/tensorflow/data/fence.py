@@ -221,7 +221,7 @@ def _steer(listener: socket.socket, guard_port: int) -> None:
     load_byte, load_half, equals, answer = 0x30, 0x28, 0x15, 0x06
     program = [
         (load_byte, 0, 0, header),
-        (equals, 0, 5, 0x45),  # IPv4 without options
+        (equals, 0, 5, 0x45),  # checks for IPv4 without options
         (load_byte, 0, 0, header + 12),
         (equals, 0, 3, 127),
         (load_half, 0, 0, header + of_port),

@@ -87,7 +87,8 @@ class Relay:
         self._services: dict[str, Service] = {}
         self._made = 0  # local connections
         self._tasks: set[asyncio.Task[None]] = set()
-        self._serving: dict[int, list[asyncio.Task[None]]] = {}  # by the port of TensorFlow's server
+        # Port of TensorFlow's server -> tasks that serve its connections.
+        self._serving: dict[int, list[asyncio.Task[None]]] = {}
         self._unproven: Seats[asyncio.Task[None]] = Seats(_MOST_UNPROVEN, _MOST_UNPROVEN_OF_PEER)
         self._said: set[str] = set()
         self._client_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -179,7 +180,7 @@ class Relay:
                 task = self._start(self._inward(peer, served))
                 try:
                     address = peer_of(peer.getpeername()[0])
-                except OSError:  # it is gone already
+                except OSError:  # the connection is gone already
                     address = ""
                 if (going := self._unproven.take(address, task)) is not None:
                     going.cancel()
@@ -197,7 +198,7 @@ class Relay:
             writers.append(writer)
             await _pass_on(from_peer, to_peer, reader, writer)
         except (OSError, EOFError, StrangerError, asyncio.TimeoutError):
-            pass  # who has no key is told nothing
+            pass  # a process without the key is told nothing
         finally:
             for one in writers:
                 one.close()

@@ -29,7 +29,7 @@ Address = tuple[str, int]
 
 _HELLO_TIMEOUT_S: Final = 10.0
 _MOST_BYTES: Final = 1 << 16
-_MOST_UNPROVEN: Final = 64  # connections, each of which takes a thread
+_MOST_UNPROVEN: Final = 64  # connections at a time, each of which takes a thread
 _MOST_UNPROVEN_OF_PEER: Final = 32
 
 
@@ -40,7 +40,8 @@ class Board:
         self._workers_per_dispatcher = workers_per_dispatcher
         self._changed = threading.Condition()
         self._dispatchers: dict[int, str] = {}
-        self._workers: dict[int, dict[str, str]] = {}  # of each dispatcher, by number; JSON has no other names
+        # Dispatcher -> number of a worker, as text, since JSON has no other keys -> its address.
+        self._workers: dict[int, dict[str, str]] = {}
         self._ended = False
 
     def answer(self, request: dict[str, Any]) -> Any:
@@ -107,7 +108,7 @@ class Service:
                 if not hmac.compare_digest(message.get("proof", ""), _proof(key, challenge, request)):
                     return
                 server.leave(self.connection)
-                self.connection.settimeout(None)  # the other side has the deadline
+                self.connection.settimeout(None)  # no deadline here: the other side has one
                 try:
                     reply = {"value": board.answer(json.loads(request))}
                 except (TimeoutError, ValueError) as error:
@@ -131,7 +132,7 @@ class Service:
                     going = self.seats.take(peer_of(client_address[0]), request)
                 if going is not None:
                     with contextlib.suppress(OSError):
-                        going.shutdown(socket.SHUT_RDWR)  # its thread ends it
+                        going.shutdown(socket.SHUT_RDWR)  # the connection's thread ends it
                 super().process_request(request, client_address)
 
             def leave(self, connection: socket.socket) -> None:

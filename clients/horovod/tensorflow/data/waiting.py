@@ -11,7 +11,7 @@ from typing import Final
 
 _CREATED: Final = 0x100  # IN_CREATE
 _MOVED_TO: Final = 0x80  # IN_MOVED_TO
-# inotify hears nothing of files that another host makes in a folder that both share, so these are looked for.
+# inotify reports no files that another host makes in a shared folder, so the folder is also looked at this often.
 _LOOK_AGAIN_S: Final = 1.0
 
 

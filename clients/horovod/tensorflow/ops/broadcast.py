@@ -69,8 +69,8 @@ def _gradient(operation: Any, gradient: Any) -> list[Any]:
 def _to_the_root(gradient: Any, root_rank: int, called: Named, process_set_id: int) -> tf.Tensor:
     as_allreduce = called.as_kind("allreduce")
     reduced = reduce(tf.convert_to_tensor(gradient), as_allreduce, Average, 1.0, 1.0, process_set_id)
-    # Every rank needs `reduced`, or TensorFlow would not run it where nothing must run for its effect (v1 graphs), and
-    # asks for its rank when it runs: a function may outlive a world.
+    # `reduced` is used on every rank: v1 graphs run an operation only if its result is used. The rank is asked for when
+    # the graph runs, because a function may outlive a world.
     return tf.where(tf.equal(rank_op(), root_rank), reduced, tf.zeros_like(reduced))
 
 
@@ -129,7 +129,7 @@ def broadcast_(
         return run(OPS.horovod_grouped_broadcast, node, process_set_id, tensors=of_one_dtype, root_rank=int(root_rank))
 
     received = by_dtype(values, called, part)
-    # TensorFlow keeps the memory of what is assigned, so nothing is copied but on the root.
+    # TensorFlow keeps the memory of the assigned value, so only the root copies.
     assigned = [one.assign(value) for one, value in zip(variables, received, strict=True)]
     return variables if tf.executing_eagerly() else assigned
 

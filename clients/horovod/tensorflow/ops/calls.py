@@ -106,7 +106,7 @@ def by_dtype(
 def part_name(named: Named, part: int, count: int) -> Named:
     if part == 0:
         return named
-    # The engine knows what has no name by its ending.
+    # The engine recognizes an unnamed operation by this ending.
     ending = ".noname" if named.wire.endswith(".noname") else ""
     wire = f"{named.wire.removesuffix(ending)}.{part + 1}of{count}{ending}"
     return named._replace(wire=wire, node=None if named.node is None else f"{named.node}_{part + 1}of{count}")

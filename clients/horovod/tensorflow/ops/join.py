@@ -26,4 +26,5 @@ def join() -> tf.Tensor:
     if not tf.executing_eagerly():
         return OPS.horovod_join()
     with raised_as_tensorflow_does("HorovodJoin"):
-        return tf.constant(collectives.join(-1))  # TensorFlow's wait for a node would keep signals from the main thread
+        # Waits here, because a node of TensorFlow would keep signals from the main thread.
+        return tf.constant(collectives.join(-1))
