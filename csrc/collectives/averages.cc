@@ -61,7 +61,7 @@ class Wide {
       : dtype_(spec.tensors[0].dtype), size_(size), prescale_(spec.prescale), postscale_(spec.postscale) {}
 
   DType dtype() const { return dtype_; }
-  // Whether an element is two numbers, of which the second ones have an array of their own. Else `second` below is not
+  // Whether an element becomes two numbers, the second ones in an array of their own. If not, `second` below is not
   // used.
   bool is_split() const { return size_of(dtype_) == sizeof(int64_t); }
 

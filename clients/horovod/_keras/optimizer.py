@@ -268,7 +268,8 @@ def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: st
     base: Any = type(optimizer)
     optimizer.__class__ = _class_of(base, mixin)
     optimizer.__dict__["_hvd"] = distribution  # past Keras, which would look for variables in it
-    # Libraries look for "horovod" there. Not in the class: files name its module, and are to load without Horovod.
+    # Libraries look for "horovod" in an optimizer's module. It is set on the object and not in the class: files name
+    # the class's module, and are to load without Horovod.
     optimizer.__dict__["__module__"] = __name__
     if name is not None:
         optimizer.__dict__["name"] = name

@@ -93,7 +93,7 @@ class Made:
         self.is_copy = is_copy
         self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
         self.site = lines_of_the_script()
-        self.place = self.site  # the same, with how many were made there before
+        self.place = self.site  # the line that made the optimizer, with how many optimizers it had made before
         # Called when its names on the wire have changed.
         self.tell: weakref.WeakMethod[Callable[[], None]] | None = None
         self._number_of = dict.fromkeys(sorted(names), 0)

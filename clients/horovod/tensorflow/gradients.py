@@ -79,7 +79,7 @@ def _reduced(
         results = [_dense(gradient) for gradient in results]
     sparse = [place for place, gradient in enumerate(results) if isinstance(gradient, tf.IndexedSlices)]
     for place in sparse:
-        # What is gathered is not summed on the way, so there is nothing to divide before.
+        # Gathered gradients are not summed on the way, so they are not divided before.
         results[place] = allreduce(
             results[place],
             device_sparse=reduction.device_sparse,

@@ -132,7 +132,8 @@ class SamplerStateHandler(StateHandler):
     def restore(self) -> None:
         progress, now = copy.deepcopy(self._saved), self.value.state_dict()
         if (now["epoch"], now.get("processed_before")) == (progress["epoch"], progress["processed_num"]):
-            progress["processed_before"] = progress["processed_num"]  # the pass that failed is the one after the commit
+            # The pass that failed began after the commit, so it counts from there.
+            progress["processed_before"] = progress["processed_num"]
         self.value.load_state_dict(progress)
 
     def sync(self) -> None:
