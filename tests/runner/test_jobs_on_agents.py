@@ -62,7 +62,7 @@ def test_a_job_whose_environment_is_too_long_is_refused_and_others_run(agents: A
     large = {f"LARGE_{number}": "x" * 125_000 for number in range(14)}
     code, _, err = launch(*agents.options, "-np", "1", "true", environ={**agents.environ, **large}, child=True).finish()
     assert code == 1
-    assert tells(err, f"[{ClusterCode.INVALID_JOB}]", "env -u LARGE_")
+    assert tells(err, f"[{ClusterCode.JOB_TOO_LARGE}]", "env -u LARGE_")
     assert launch(*agents.options, "-np", "1", "true", environ=agents.environ).finish()[0] == 0
 
 
