@@ -16,7 +16,7 @@ from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.coordinator.services import negotiation as service
+from horovod.coordinator.services import negotiation_service as service
 
 
 @pytest.fixture
