@@ -446,3 +446,27 @@ def _of_two_made_otherwise(compiled: bool) -> list[float]:
 def test_two_optimizers_made_in_another_order(jax_pair: World, compiled: bool) -> None:
     for outcome in jax_pair.outcomes(_of_two_made_otherwise, compiled):
         assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), str(outcome.error)), outcome
+
+
+def _gradients_of_two(compiled: bool, keys: bool) -> list[float]:
+    """Averages for two models, that ranks compute in different orders; keys: of their own in the trees."""
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    found = {}
+    order = [("first", 1.0), ("second", 100.0)]
+    for model, scale in order if hvd.rank() == 0 else order[::-1]:
+        reduced = hvd.grad(lambda tree, scale=scale: sum(jax.tree.leaves(tree)).sum() * scale)
+        tree = {model if keys else "w": jnp.ones(1)}
+        found[scale] = jax.block_until_ready((jax.jit(reduced) if compiled else reduced)(tree))
+    return [jax.tree.leaves(found[scale])[0].item() for scale in (1.0, 100.0)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hvd_grad_does_not_tell_models_of_equal_trees_apart(jax_pair: World, compiled: bool) -> None:
+    """ADR 110 says why. With keys of their own they never meet."""
+    assert jax_pair.run(_gradients_of_two, compiled, False) == [[50.5, 50.5]] * 2
+    for outcome in [] if compiled else jax_pair.outcomes(_gradients_of_two, False, True):  # a minute where compiled
+        assert OperationCode.DEADLOCK.value in str(outcome.error)
