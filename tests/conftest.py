@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -35,6 +36,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if FOLDER in item.path.parents or _does_more(item)]
     config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
     items[:] = chosen
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays, so no later collection of garbage needs to search it: tests that wait for
+    something to be let go collect again and again (resources.py).
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _does_more(item: pytest.Item) -> bool:
