@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -125,5 +126,5 @@ def test_the_others_go_on_without_a_rank_whose_workers_got_the_signal_too(launch
     launched.lines(2)  # the other rank, and the process that takes its place
     launched.signal(signal.SIGTERM)
     _, _, err = launched.finish()
-    assert tells(err, LEFT_THE_JOB, "SIGTERM", REPLACED)
-    assert err.count("exit code 143") == 2, "of the rank, and of its slot"
+    assert tells(err, f"{LEFT_THE_JOB} (it got SIGTERM)")
+    assert re.search(rf"exit code 143.*{REPLACED}", err)
