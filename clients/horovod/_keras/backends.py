@@ -1,6 +1,7 @@
 """Collectives on the tensors of Keras's backend, TensorFlow, PyTorch or JAX, of which only the one in use is imported.
 
-A backend is a module with the functions and the class that `Backend` lists.
+A backend is a module of `adapters` with the functions and the class that `Backend` lists. The rooms of the frameworks
+lie between this one and `adapters`, so that they can use what is here: modules here ask for an adapter by its name.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 
 _MODULES: Final = {
-    "tensorflow": "horovod._keras.tensorflow_backend",
-    "torch": "horovod._keras.torch_backend",
-    "jax": "horovod._keras.jax_backend",
+    "tensorflow": "horovod._keras.adapters.tensorflow",
+    "torch": "horovod._keras.adapters.torch",
+    "jax": "horovod._keras.adapters.jax",
 }
 
 
@@ -77,6 +78,8 @@ class Backend(Protocol):
 
     Compression: Any
     no_compression: Any
+
+    # Of TensorFlow alone: distribute_tf_keras, for optimizers of Keras 2, and sync_batch_norm, its layer.
 
 
 def backend_of(keras: Any) -> Any:

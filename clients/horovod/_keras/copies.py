@@ -9,18 +9,19 @@ for optimizers that are not distributed nothing changes.
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from horovod._keras.kinds import distributed_keras
 from horovod._keras.optimizer import Distribution
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction, identity
 from horovod.common.optimizer_numbers import Made
 
 _MARK = "_hvd_copies_are_distributed"
+
+# Makes an optimizer a distributed one: distributed_keras (kinds.py), a function that pickle finds by its name.
+Distribute = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ class HowDistributed:
     groups: list[list[int]] | None
     local: list[int]
     made: Made
+    distributed: Distribute
 
     @classmethod
-    def of(cls, optimizer: Any, variables: Sequence[Any]) -> HowDistributed | None:
+    def of(cls, optimizer: Any, variables: Sequence[Any], distributed: Distribute) -> HowDistributed | None:
         """None: it is not distributed. ValueError: it knows variables that are not among these."""
         depth = 0
         while (distribution := getattr(optimizer, "_hvd", None)) is None:
@@ -62,7 +64,8 @@ class HowDistributed:
                     "built.",
                 )
             ) from None
-        return cls(reduction, distribution.passes, distribution.average, depth, groups, local, distribution.made)
+        passes, average = distribution.passes, distribution.average
+        return cls(reduction, passes, average, depth, groups, local, distribution.made, distributed)
 
     def distribute(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes `optimizer`, of the copy with these variables, a distributed one."""
@@ -72,7 +75,7 @@ class HowDistributed:
         if self.groups is not None:
             groups = [[variables[place] for place in group] for group in self.groups]
             reduction = replace(reduction, groups=groups)
-        distributed_keras(optimizer, reduction, self.passes, self.average, made=copy.copy(self.made))
+        self.distributed(optimizer, reduction, self.passes, self.average, made=copy.copy(self.made))
         for place in self.local:
             optimizer.register_local_var(variables[place])
 
@@ -89,10 +92,10 @@ def _parts(owner: Any) -> tuple[Any, Sequence[Any]]:
     return (owner, ()) if hasattr(owner, "apply_gradients") else (owner.optimizer, owner.trainable_variables)
 
 
-def _how(owner: Any) -> HowDistributed | None:
+def _how(owner: Any, distributed: Distribute) -> HowDistributed | None:
     if not (hasattr(owner, "apply_gradients") or getattr(owner, "optimizer", None) is not None):
         return None
-    return HowDistributed.of(*_parts(owner))
+    return HowDistributed.of(*_parts(owner), distributed)
 
 
 class _CompileConfig(dict[str, Any]):
@@ -101,7 +104,7 @@ class _CompileConfig(dict[str, Any]):
     how: HowDistributed
 
 
-def install_keras3() -> None:
+def install_keras3(distributed: Distribute) -> None:
     """For the Keras that is imported."""
     import keras
     from keras.src.saving.keras_saveable import KerasSaveable
@@ -116,7 +119,7 @@ def install_keras3() -> None:
 
     def __reduce__(self: Any) -> Any:  # noqa: N807
         is_ours = isinstance(self, (keras.Model, keras.optimizers.Optimizer))
-        how = _how(self) if is_ours else None
+        how = _how(self, distributed) if is_ours else None
         load, arguments = reduce(self)
         if how is None:
             return load, arguments
@@ -127,7 +130,7 @@ def install_keras3() -> None:
 
     def get_compile_config(self: Any) -> Any:
         config = get(self)
-        if config is None or (how := _how(self)) is None:
+        if config is None or (how := _how(self, distributed)) is None:
             return config
         config = _CompileConfig(config)
         config.how = how
@@ -144,20 +147,20 @@ def install_keras3() -> None:
     keras.Model.compile_from_config = compile_from_config
 
 
-def install_tf_keras() -> None:
-    """For tf_keras, where only models can be copied."""
-    model: Any = (sys.modules.get("tf_keras") or sys.modules["keras"]).Model
+def install_tf_keras(keras: Any, distributed: Distribute) -> None:
+    """For a Keras 2, where only models can be copied."""
+    model = keras.Model
     reduce, deepcopy = model.__reduce__, model.__deepcopy__
     if hasattr(reduce, _MARK):
         return
 
     def __reduce__(self: Any) -> Any:  # noqa: N807
-        how = _how(self) if self.built else None
+        how = _how(self, distributed) if self.built else None
         reduced = reduce(self)
         return reduced if how is None else (copied, (*reduced, how))
 
     def __deepcopy__(self: Any, memo: Any) -> Any:  # noqa: N807
-        how = _how(self) if self.built else None
+        how = _how(self, distributed) if self.built else None
         twin = deepcopy(self, memo)
         if how is not None:
             how.distribute(*_parts(twin))

@@ -1,11 +1,16 @@
-"""Which Keras an object belongs to. Of packages that are not imported there are no objects."""
+"""Which Keras an object belongs to, and so how its optimizer becomes a distributed one.
+
+Of packages that are not imported there are no objects.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+from horovod._keras import copies
 from horovod._keras.backends import backend_of
+from horovod._keras.keras3 import distribute_keras3
 from horovod._keras.plain_optimizers import watch_models
 from horovod.common.gradients import Reduction, Taken, refuse
 from horovod.common.optimizer_numbers import Made
@@ -34,14 +39,13 @@ def distributed_keras(
     """A distributed optimizer of whichever Keras; ValueError for what is none. made: of one that is a copy."""
     watch_models()
     if is_keras3_optimizer(optimizer):
-        from horovod._keras.optimizer import distribute_keras3
-
+        copies.install_keras3(distributed_keras)
         return distribute_keras3(optimizer, reduction, passes, average, backend_of(sys.modules["keras"]), name, made)
     if is_tf_keras_optimizer(optimizer):
-        from horovod._keras import tensorflow_backend
-        from horovod._keras.tf_keras import distribute_tf_keras
-
-        return distribute_tf_keras(optimizer, reduction, passes, average, tensorflow_backend, name, made)
+        keras = sys.modules.get("tf_keras") or sys.modules["keras"]
+        copies.install_tf_keras(keras, distributed_keras)
+        backend = backend_of(keras)
+        return backend.distribute_tf_keras(optimizer, reduction, passes, average, backend, name, made)
     known = (sys.modules.get(name) for name in ("keras", "tf_keras"))
     taken = Taken(
         "an optimizer of Keras",

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from horovod._keras.backends import backend_of
 from horovod._keras.kinds import distributed_keras
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
@@ -58,10 +59,4 @@ def sync_batch_norm(keras: Any) -> Any:
         from horovod._keras.sync_batch_norm import SyncBatchNormalization
 
         return SyncBatchNormalization
-    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization as OfTensorFlow
-
-    if issubclass(OfTensorFlow, keras.layers.Layer):
-        return OfTensorFlow
-    raise AttributeError(
-        "SyncBatchNormalization is a layer of tf.keras, which is another Keras here (TF_USE_LEGACY_KERAS)."
-    )
+    return backend_of(keras).sync_batch_norm(keras)

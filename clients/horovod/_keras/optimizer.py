@@ -1,9 +1,8 @@
-"""A Keras 3 optimizer that reduces gradients over the ranks before it applies them.
+"""What makes a Keras optimizer a distributed one: it reduces gradients over the ranks before it applies them.
 
-Keras's trainers, whatever the backend and however they run a step, end in `optimizer.apply(gradients, variables)`, or
-on JAX in `stateless_apply`. The user's optimizer becomes an instance of a subclass made on the fly that reduces there
-(docs/adr/0051): so it keeps what get_config would lose, and its state. The subclass has its base's names, so saved
-files load without Horovod.
+The user's optimizer becomes an instance of a subclass made on the fly (docs/adr/0051): so it keeps what get_config
+would lose, and its state. The subclass has its base's names, so saved files load without Horovod. Its methods are those
+of keras3.py or adapters/tf_keras.py, and work on the `Distribution` that the optimizer has in `_hvd`.
 """
 
 from __future__ import annotations
@@ -176,60 +175,8 @@ def _among_all(optimizer: Any, gradients: list[Any], variables: list[Any]) -> tu
     return [by_variable.get(identity(variable)) for variable in every], every
 
 
-class CallableList(list[Any]):
-    """Scripts write optimizer.variables(), as it was in Keras 2, and optimizer.variables."""
-
-    def __call__(self) -> CallableList:
-        return self
-
-
-class _DistributedOptimizer:
-    """What the subclass adds. Comes first in the method resolution order."""
-
-    _hvd: Distribution | None = None
-
-    @property
-    def variables(self) -> Any:
-        """The optimizer's variables."""
-        return CallableList(super().variables)  # type: ignore[misc]
-
-    def register_local_var(self, var: Any) -> None:
-        """The gradient of this variable stays that of this rank, divided by the number of ranks."""
-        _of(self).register_local_var(var)
-
-    @property
-    def iterations(self) -> Any:
-        """The number of calls of `apply`; for the update itself, as Adam needs it, that of steps before."""
-        calls = super().iterations  # type: ignore[misc]
-        if self._hvd is None or not self._hvd.applies or self._hvd.passes == 1 or hasattr(self, "inner_optimizer"):
-            return calls
-        from keras import ops
-
-        return ops.floor_divide(calls, self._hvd.passes)
-
-    def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Reduces the gradients over the ranks and applies them."""
-        apply = super().apply  # type: ignore[misc]
-        _of(self).apply(self, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale"))
-
-    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """One variable's part of a step, for `apply`; ValueError for others."""
-        _of(self).check_update(variable)
-        super().update_step(gradient, variable, learning_rate)  # type: ignore[misc]
-
-    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
-        """`apply` without side effects, for Keras's trainer on JAX; LossScaleOptimizer's does not call `apply`."""
-        original = super().stateless_apply  # type: ignore[misc]
-
-        def apply(reduced: list[Any]) -> Any:
-            return original(optimizer_variables, reduced, trainable_variables)
-
-        return _of(self).stateless_apply(
-            self, optimizer_variables, grads, trainable_variables, apply, loss_scaled=hasattr(self, "dynamic_scale")
-        )
-
-
-def _of(optimizer: Any) -> Distribution:
+def distribution_of(optimizer: Any) -> Distribution:
+    """ValueError where it has none: it was made from the configuration of a distributed one."""
     if optimizer._hvd is None:
         raise ValueError(
             coded(
@@ -280,27 +227,3 @@ def distribute(optimizer: Any, distribution: Distribution, mixin: type, name: st
 def _class_of(base: type, mixin: type) -> type:
     names = {name: getattr(base, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(base.__name__, (mixin, base), names)
-
-
-def distribute_keras3(
-    optimizer: Any,
-    reduction: Reduction,
-    passes: int,
-    average: bool,
-    backend: Any,
-    name: str | None,
-    made: Made | None = None,
-) -> Any:
-    """The optimizer, distributed, and the one in a LossScaleOptimizer. Raises ValueError and what a Reduction does."""
-
-    from horovod._keras import copies, jit, loss_scale
-
-    copies.install_keras3()
-    loss_scale.install()
-    jit.install()
-    distribution = Distribution(reduction, passes, average, backend, made)
-    found = distribute(optimizer, distribution, _DistributedOptimizer, name)
-    if getattr(found, "_hvd", None) is distribution and (inner := getattr(found, "inner_optimizer", None)) is not None:
-        # A training step of the script's own may use the inner one. What the outer one has reduced, it takes as it is.
-        distribute(inner, distribution, _DistributedOptimizer, None)
-    return found

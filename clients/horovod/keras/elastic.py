@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from horovod._keras import elastic as shared
-from horovod._keras.backends import backend_of
 from horovod._keras.classes import classes_for
 from horovod._keras.elastic import *  # noqa: F403
 from horovod.base.errors import SettingCode, coded
@@ -57,13 +56,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
         NotImplementedError: Keras's backend is JAX.
     """
-    if backend_of(keras).__name__.endswith("jax_backend"):
+    backend = keras.backend.backend()
+    if backend == "jax":
         sentence = (
             "Elastic training of Keras models works with TensorFlow and PyTorch as Keras's backend. On JAX, train in a "
             "loop with horovod.jax.elastic.run."
         )
         raise NotImplementedError(coded(SettingCode.UNSUPPORTED, sentence))
-    if backend_of(keras).__name__.endswith("tensorflow_backend"):
+    if backend == "tensorflow":
         from horovod.tensorflow.elastic import run as run_tensorflow
 
         return run_tensorflow(func)

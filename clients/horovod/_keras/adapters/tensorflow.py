@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: a Backend (backends.py)."""
+"""Keras on TensorFlow: a Backend (backends.py), with what only TensorFlow has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from horovod import tensorflow as hvd
-from horovod._keras.optimizer import _DistributedOptimizer
+from horovod._keras.adapters.tf_keras import distribute_tf_keras
+from horovod._keras.keras3 import _DistributedOptimizer
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -28,9 +29,11 @@ __all__ = [
     "broadcast",
     "broadcast_variables",
     "compares_steps",
+    "distribute_tf_keras",
     "no_compression",
     "reduced_but_local",
     "reducescatter",
+    "sync_batch_norm",
 ]
 
 Compression = hvd.Compression
@@ -83,3 +86,15 @@ def broadcast(value: Any, root_rank: int, name: str | None) -> Any:
 
 def reducescatter(value: Any, name: str | None, op: int) -> Any:
     return hvd.reducescatter(tf.convert_to_tensor(value), name=name, op=op)
+
+
+def sync_batch_norm(keras: Any) -> Any:
+    """The layer of horovod.tensorflow. Raises AttributeError where that is one of the other Keras."""
+    # Late: it is a subclass of a layer of tf.keras, which TensorFlow imports when it is first asked for.
+    from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
+
+    if issubclass(SyncBatchNormalization, keras.layers.Layer):
+        return SyncBatchNormalization
+    raise AttributeError(
+        "SyncBatchNormalization is a layer of tf.keras, which is another Keras here (TF_USE_LEGACY_KERAS)."
+    )

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from horovod._keras.optimizer import Distribution, _of, distribute
+from horovod._keras.optimizer import Distribution, distribute, distribution_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
@@ -32,19 +32,19 @@ class _Reducing:
 
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays that of this rank, divided by the number of ranks."""
-        _of(self).register_local_var(var)
+        distribution_of(self).register_local_var(var)
 
     @property
     def gradient_aggregation(self) -> Any:
         """The sums of several backward passes, or None where each is a step."""
-        return _of(self).aggregation
+        return distribution_of(self).aggregation
 
     def _hvd_handed_out(self, grads_and_vars: Any, is_new: bool) -> list[tuple[Any, Any]]:
         """The pairs with reduced gradients, for the script, which may change them before it applies them.
 
         is_new: the optimizer has made them now. Others may come from a LossScaleOptimizer that applies them.
         """
-        distribution = _of(self)
+        distribution = distribution_of(self)
         pairs = list(grads_and_vars)
         if distribution.defers:
             return pairs
@@ -57,7 +57,7 @@ class _Reducing:
 
     def _hvd_to_apply(self, grads_and_vars: Any, aggregates: bool) -> list[tuple[Any, Any]]:
         """The pairs with gradients that are reduced, here or before."""
-        distribution = _of(self)
+        distribution = distribution_of(self)
         pairs = list(grads_and_vars)
         if aggregates:
             return self._hvd_reduced(pairs)
@@ -65,7 +65,7 @@ class _Reducing:
         return pairs
 
     def _hvd_reduced(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        distribution = _of(self)
+        distribution = distribution_of(self)
         pairs = list(grads_and_vars)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         if is_owned(gradients, distribution):
@@ -106,13 +106,13 @@ class _Reducing:
         where = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         if is_last is not None and getattr(is_last, "graph", None) is where:
             return is_last
-        aggregation: Any = _of(self).aggregation
+        aggregation: Any = distribution_of(self).aggregation
         return aggregation.was_last()  # another function has added it
 
     def _hvd_apply(self, pairs: list[tuple[Any, Any]], apply: Any) -> Any:
         """Runs `apply`; with several passes for a step, when there are all of them."""
-        with _of(self).done():
-            if _of(self).aggregation is None or all(gradient is None for gradient, _ in pairs):
+        with distribution_of(self).done():
+            if distribution_of(self).aggregation is None or all(gradient is None for gradient, _ in pairs):
                 return apply()
             return self._hvd_step([variable for _, variable in pairs], apply)
 
@@ -167,7 +167,7 @@ class _DistributedOptimizer(_Reducing):
 
     def update_step(self, gradient: Any, variable: Any) -> Any:
         """One variable's part of a step, for `apply_gradients`; ValueError for others."""
-        _of(self).check_update(variable)
+        distribution_of(self).check_update(variable)
         return super().update_step(gradient, variable)  # type: ignore[misc]
 
     def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
@@ -211,7 +211,7 @@ class _DistributedLegacyOptimizer(_Reducing):
         """
         apply = super().apply_gradients  # type: ignore[misc]
         pairs = list(grads_and_vars)
-        if _of(self).aggregation is None:
+        if distribution_of(self).aggregation is None:
             pairs = [pair for pair in pairs if pair[0] is not None]
         pairs = self._hvd_to_apply(pairs, experimental_aggregate_gradients)
         return self._hvd_apply(pairs, lambda: apply(pairs, name=name, experimental_aggregate_gradients=False))
@@ -288,9 +288,6 @@ def distribute_tf_keras(
     if hasattr(optimizer, "inner_optimizer"):
         distribute_tf_keras(optimizer.inner_optimizer, reduction, passes, average, backend, name, made)
         return optimizer
-    from horovod._keras import copies
-
-    copies.install_tf_keras()
     keras: Any = sys.modules.get("tf_keras") or sys.modules["keras"]
     scaled: Any = keras.mixed_precision.LossScaleOptimizer
     for kind in (scaled, *scaled.__subclasses__()):
