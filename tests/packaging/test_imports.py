@@ -51,7 +51,8 @@ ROOMS: Final[Mapping[str, str]] = {
     "common": f"{_LOW} _core worker.runtime rendezvous",
     "_keras": f"{_CLIENT} _core",
     **{one.module: f"{_CLIENT} _core" for one in WITH_AN_API if one.module not in ("keras", "tensorflow")},
-    "tensorflow": f"{_CLIENT} _core _keras",
+    "tensorflow.order": "",
+    "tensorflow": f"{_CLIENT} _core _keras tensorflow.order",
     "tensorflow.data": f"{_CLIENT} tensorflow",
     "_keras.adapters": f"{_CLIENT} _core jax tensorflow torch _keras",
     "tensorflow.keras": f"{_CLIENT} _keras tensorflow",
@@ -87,7 +88,6 @@ ALLOWED: Final[Mapping[tuple[str, str], str]] = {
     ): "scripts write hvd.mpi_ops.Sum",
     ("horovod.tensorflow", "horovod.tensorflow.mpi_ops"): "as in horovod.torch",
     ("horovod.common.basics", "horovod.common.compatibility"): "basics.HorovodBasics is an older name",
-    ("horovod.tensorflow.call_numbers", "horovod.tensorflow.model_order"): "the order of calls is to have one room",
 }
 
 

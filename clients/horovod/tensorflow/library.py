@@ -24,7 +24,7 @@ from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
 from horovod.tensorflow.autograph import as_it_is
-from horovod.tensorflow.call_order import keep_order
+from horovod.tensorflow.order.call_order import keep_order
 from horovod.worker.runtime.context import current, place
 
 _LIBRARY: Final = Path(_core.__file__).with_name("libhorovod_tensorflow.so")  # csrc/tensorflow/tensorflow.cmake

@@ -28,7 +28,7 @@ from horovod.common.same_weights import Kind
 from horovod.common.script import lines_of_the_script
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, raised_as_tensorflow_does
-from horovod.tensorflow.names import named
+from horovod.tensorflow.order.names import named
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from horovod._core import OpType
 from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.specs import set_size
-from horovod.tensorflow import xla_order
 from horovod.tensorflow.dtypes import DTYPES
 from horovod.tensorflow.library import process_set_of, xla_obstacle
-from horovod.tensorflow.names import Named
+from horovod.tensorflow.order import xla_order
+from horovod.tensorflow.order.names import Named
 from horovod.worker.runtime.context import current
 
 Rows = Callable[[int], int]

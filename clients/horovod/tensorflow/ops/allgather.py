@@ -15,10 +15,10 @@ from horovod.common.basics import Average
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS, process_set_of
-from horovod.tensorflow.names import Named, another, named, of_gradient
 from horovod.tensorflow.ops.calls import by_dtype, dense, for_inputs, id_of, run
 from horovod.tensorflow.ops.reductions import reduce
 from horovod.tensorflow.ops.world import rank_op
+from horovod.tensorflow.order.names import Named, another, named, of_gradient
 
 
 def allgather(

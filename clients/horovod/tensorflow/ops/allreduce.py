@@ -19,11 +19,11 @@ from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.names import named
 from horovod.tensorflow.once import mark
 from horovod.tensorflow.ops.calls import check_op, dense, id_of
 from horovod.tensorflow.ops.reductions import reduce, reduce_group
 from horovod.tensorflow.ops.sparse import sparse_allreduce
+from horovod.tensorflow.order.names import named
 
 
 def allreduce(

@@ -11,8 +11,8 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import Named, named, of_gradient
 from horovod.tensorflow.ops.calls import dense, for_inputs, id_of, run
+from horovod.tensorflow.order.names import Named, named, of_gradient
 
 
 def alltoall(

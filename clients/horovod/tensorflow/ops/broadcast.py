@@ -14,10 +14,10 @@ from horovod.common.ops.collectives import check_root
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import Named, named, of_gradient
 from horovod.tensorflow.ops.calls import by_dtype, dense, for_inputs, id_of, invalid, run
 from horovod.tensorflow.ops.reductions import reduce
 from horovod.tensorflow.ops.world import rank_op
+from horovod.tensorflow.order.names import Named, named, of_gradient
 from horovod.worker.runtime.context import is_member
 
 

@@ -11,7 +11,7 @@ from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.ops.specs import check_reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow.dtypes import DTYPES
-from horovod.tensorflow.names import Named
+from horovod.tensorflow.order.names import Named
 
 
 def dense(tensor: Any, operation: str, name: str | None) -> tf.Tensor:

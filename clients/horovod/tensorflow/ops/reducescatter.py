@@ -18,11 +18,11 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import Named, another, named, of_gradient
 from horovod.tensorflow.ops.allgather import gather
 from horovod.tensorflow.ops.calls import by_dtype, check_op, dense, for_inputs, id_of, run
 from horovod.tensorflow.ops.reductions import reduction_of
 from horovod.tensorflow.ops.world import size_op
+from horovod.tensorflow.order.names import Named, another, named, of_gradient
 
 
 def reducescatter(

@@ -10,8 +10,8 @@ import tensorflow as tf
 from horovod._core import OpType
 from horovod.tensorflow import xla
 from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import Named, of_gradient
 from horovod.tensorflow.ops.calls import by_dtype, for_inputs, run
+from horovod.tensorflow.order.names import Named, of_gradient
 
 
 def reduce(

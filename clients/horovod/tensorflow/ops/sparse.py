@@ -8,10 +8,10 @@ from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.process_sets import ProcessSet
 from horovod.tensorflow.compression import Compressor
-from horovod.tensorflow.names import another, named
 from horovod.tensorflow.ops.allgather import gather
 from horovod.tensorflow.ops.calls import dense, id_of
 from horovod.tensorflow.ops.world import size_op
+from horovod.tensorflow.order.names import another, named
 
 
 def sparse_allreduce(

@@ -16,8 +16,8 @@ from tensorflow.python.ops.parallel_for.pfor import RegisterPFor, wrap
 from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Adasum
 from horovod.tensorflow.library import OPS
-from horovod.tensorflow.names import vectorized
 from horovod.tensorflow.ops.calls import run
+from horovod.tensorflow.order.names import vectorized
 
 _REDUCTION: Final = ("reduce_op", "prescale_factor", "postscale_factor")
 _OF_SET: Final = ("process_set_id",)

@@ -14,10 +14,10 @@ same on all ranks. TensorFlow asks for it at each call, as for what a graph capt
 
 from __future__ import annotations
 
-import bisect
 import weakref
 from collections import Counter
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.framework.func_graph import FuncGraph
@@ -28,13 +28,6 @@ ARGUMENT: Final = "horovod_call"  # of the functions that are given a number
 _BASE: Final = 65537  # as in csrc/tensorflow/collective.cc
 
 
-class Made(NamedTuple):
-    """What belongs to a model: in a function, there is one for each model."""
-
-    name: str
-    process_set_id: int
-
-
 class Names:
     """The names in a function, with the graphs of its loops and branches and with the functions that it calls.
 
@@ -43,25 +36,15 @@ class Names:
 
     def __init__(self) -> None:
         self.used: Counter[str] = Counter()  # how often
-        self.made: dict[Made, list[Any]] = {}  # when the owners were made, in ascending order: model_order.py
+        # Asked wherever the function is called, for operations that must end before the call begins.
+        self.at_calls: list[Callable[[], list[Any]]] = []
 
-    def moved(self, what: Made, when: Any) -> int | None:
-        """How many owners came before and were made later; None if there was no other. It is one from now on."""
-        others = self.made.setdefault(what, [])
-        place = bisect.bisect_right(others, when)
-        others.insert(place, when)
-        return None if others[0] == others[-1] else len(others) - 1 - place
-
-    def called(self, names: Names) -> tuple[int, dict[int, list[int]]]:
-        """Adds those of a function that is called here: k of the call, and what moved in each process set."""
+    def called(self, names: Names) -> int:
+        """Adds those of a function that is called here; k of the call."""
         number = max((self.used[name] for name in names.used), default=0)
         for name in names.used:
             self.used[name] = number + 1
-        moved: dict[int, list[int]] = {}
-        for what, several in names.made.items():
-            by = [self.moved(what, when) for when in list(several)]
-            moved.setdefault(what.process_set_id, []).extend(one for one in by if one is not None)
-        return number, moved
+        return number
 
 
 _names: weakref.WeakKeyDictionary[Any, Names] = weakref.WeakKeyDictionary()  # by the graph of the function
@@ -105,16 +88,10 @@ class _Caller:
     def __call__(self) -> list[tf.Tensor]:
         if tf.executing_eagerly() or _is_exported(tf.compat.v1.get_default_graph()):
             return [_zero()]
-        number, moved = names_in(tf.compat.v1.get_default_graph()).called(self._names)
-        checks = [check for process_set_id, by in moved.items() if by for check in _compared(by, process_set_id)]
+        number = names_in(tf.compat.v1.get_default_graph()).called(self._names)
+        checks = [check for at_call in self._names.at_calls for check in at_call()]
         with tf.control_dependencies(checks), tf.device("CPU:0"):
             return [call_number() * _BASE + number]
-
-
-def _compared(moved: list[int], process_set_id: int) -> list[Any]:
-    from horovod.tensorflow.model_order import compared  # a collective, whose names come from here
-
-    return compared(moved, process_set_id)
 
 
 def _is_numbered(function: Any) -> bool:

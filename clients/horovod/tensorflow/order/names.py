@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
 
-from horovod.tensorflow.call_numbers import call_number, names_in
+from horovod.tensorflow.order.call_numbers import call_number, names_in
 
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_.\\/>-]")
 _NOT_IN_DEFAULT_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")

@@ -22,7 +22,7 @@ from tensorflow.core.framework.function_pb2 import FunctionDef
 from tensorflow.python.eager import context
 from tensorflow.python.framework import auto_control_deps
 
-from horovod.tensorflow.call_numbers import ARGUMENT
+from horovod.tensorflow.order.call_numbers import ARGUMENT
 
 _CALLS: Final = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _WITH_FUNCTIONS: Final = _CALLS | {"Case", "If", "While"}  # with effects
