@@ -138,7 +138,8 @@ def broadcast_two() -> None:
 
 def of_two_models(folder: str, case: str = "") -> list[float]:
     """The same of two models by train_on_batch, one after another. case: as for `of_two`, or "loads": rank 0 has one
-    from a file in place of the one that it has made, and "looks": it has loaded one besides; "one": there is no second.
+    from a file in place of the one that it has made, and "looks": it has loaded one besides; "one": there is no second;
+    "reloads": rank 0 has the last one from a file after its first steps, and holds the other.
     """
     import keras
 
@@ -162,7 +163,7 @@ def of_two_models(folder: str, case: str = "") -> list[float]:
         return one
 
     looked_at = []
-    if hvd.rank() == 0 and ("looks" in case or "loads" in case):
+    if hvd.rank() == 0 and ("looks" in case or "loads" in case):  # "reloads" too
         path = f"{folder}/one.keras"
         plain = make()
         plain.compile(keras.optimizers.SGD(1.0), loss="mae")
@@ -170,15 +171,21 @@ def of_two_models(folder: str, case: str = "") -> list[float]:
         plain.save(path)
         looked_at += [hvd.load_model(path)] if "looks" in case else []
     models = [make_first()] if "one" in case else [make_first(), make_second()]
-    if "loads" in case and hvd.rank() == 0:
-        loss = models[0].loss
-        models[0] = hvd.load_model(path)
-        models[0].compile(models[0].optimizer, loss=loss)
+
+    def load(place: int) -> None:
+        loss = models[place].loss
+        looked_at.append(models[place])
+        models[place] = hvd.load_model(path)
+        models[place].compile(models[place].optimizer, loss=loss)
+
+    if "loads" in case and "reloads" not in case and hvd.rank() == 0:
+        load(0)
     for step in range(20 if "later steps" in case else 3):
+        if "reloads" in case and step > 0 and hvd.rank() == 0:
+            load(-1)
         both = list(zip(models, (1.0, 100.0), strict=False))
         turned = hvd.rank() == 1 and ("first steps" if step < 19 else "later steps") in case
         for model, scale in both[::-1] if turned else both:
             model.set_weights([np.ones([1, 1], np.float32)])
             model.train_on_batch(np.full([1, 1], scale, np.float32), np.zeros([1, 1], np.float32))
-    del looked_at
     return [1.0 - float(model.get_weights()[0][0, 0]) for model in models]

@@ -30,12 +30,12 @@ def counted(
     optimizer: Any,
     values: Callable[[Any], Any],
     made: Made | None = None,
-    order: Order | None = None,
+    order: Callable[[], Order] | None = None,
 ) -> CountedWeights | None:
     """The comparison for a step in which these are trained; None if there is no variable among them.
 
     wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or None. values: of a
-    variable, as an array. made: of the optimizer. order: else, which model is meant.
+    variable, as an array. made: of the optimizer. order: else, makes what says which model is meant.
     """
     variables = _trainable(trained)
     if not variables:
@@ -48,7 +48,10 @@ def counted(
     found = of_model(getattr(anchor, "_value", anchor), (wire, process_set.process_set_id), make)
     if not found.things.are_of(variables, optimizer):
         found.compare_others(_Things(variables, optimizer, values), made)
-    found.order = made or order
+    if made is not None:
+        found.order = made
+    elif order is not None and (found.order is None or isinstance(found.order, Made)):
+        found.order = order()  # a model that is trained at another line, or traced again there, stays the same
     return found
 
 

@@ -44,8 +44,8 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects=objects or None)
     if getattr(model, "optimizer", None) is not None:
         reduction = Reduction(compression=compression)
-        # A copy, because a rank may load a model only to look at it.
-        made = Made(["gradient"], reduction.process_set, is_copy=True)
+        # A rank may load a model only to look at it, or to go on with it while others go on with theirs.
+        made = Made(["gradient"], reduction.process_set, is_from_file=True)
         distributed_keras(model.optimizer, reduction, made=made)
     return model
 

@@ -146,7 +146,8 @@ class CountedWeights:
             self._counted, self._own = steps, 0
         key = self._key(call)
         step = steps.by_name[key] = steps.by_name.get(key, 0) + skipped + 1
-        self._is_order_due = self.order is not None and (step <= WORDS or key in steps.of_several)
+        # Operations of one name in one function are numbered in an order that ranks check (tensorflow/model_order.py).
+        self._is_order_due = self.order is not None and not call and (step <= WORDS or key in steps.of_several)
         self._are_weights_due = False
         if has_weights:
             self._own += skipped + 1

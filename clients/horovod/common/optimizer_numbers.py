@@ -11,6 +11,9 @@ rank that keeps an old optimizer changes one.
                              (`check_order`): ranks can't take the first steps in different orders anyway
     copied, unpickled        numbered in its first step, together with all other copies that have no number, in the
                              order in which they were made: a copy that one rank only keeps changes nothing
+    from a file              as a copy; but where the script has made one optimizer alone, it takes the numbers of that
+                             one, in whose place it stands: other ranks may go on with theirs, as after
+                             `if hvd.rank() == 0: model = hvd.load_model(...)`
     received from root       has the number that it has on root: hvd.broadcast_object((model, optimizer)); unless this
                              rank uses one of its own that has it
     made before `restart`    numbered again as copies are, before these
@@ -56,6 +59,8 @@ class _Given:
     def __init__(self) -> None:
         self.count: dict[tuple[Ranks, str], int] = {}  # how many optimizers have a parameter of this name
         self.places: dict[tuple[Ranks, str], dict[str, int]] = {}  # by the first of its names; how often at each line
+        self.made: dict[tuple[Ranks, str], int] = {}  # of those that are no copies, by the first of their names
+        self.from_files: weakref.WeakSet[Made] = weakref.WeakSet()  # those that have numbers
 
 
 _lock = threading.RLock()  # guards the variables below; steps begin in autograd's threads too
@@ -85,12 +90,14 @@ class Made:
         is_copy: bool = False,
         numbers: Numbers | None = None,
         late: bool = False,
+        is_from_file: bool = False,
     ) -> None:
         """names: of the parameters. is_copy: made by copying, by unpickling or from a file. numbers: of the one that
-        was copied. late: gets its number in a step.
+        was copied. late: gets its number in a step. is_from_file: is_copy as well.
         """
         global _created, _guessed
-        self.is_copy = is_copy
+        self.is_copy = is_copy or is_from_file
+        self._is_from_file = is_from_file
         self.ranks: Ranks = () if process_set is global_process_set else tuple(process_set.ranks or ())
         self.site = lines_of_the_script()
         self.place = self.site  # the line that made the optimizer, with how many optimizers it had made before
@@ -115,7 +122,7 @@ class Made:
                 _late.discard(self)
                 return
             _note_place(self)
-            if not is_copy and not late:
+            if not self.is_copy and not late:
                 _give(self)
 
     def label(self, name: str) -> str:
@@ -245,6 +252,8 @@ def guess_late() -> None:
         good = _given
         _given = _Given()
         _given.count.update(good.count)
+        _given.made.update(good.made)
+        _given.from_files.update(good.from_files)
         late = _in_order(_late)
         for one in late:
             _give(one)
@@ -297,16 +306,35 @@ def _next(given: _Given, ranks: Ranks, name: str) -> int:
 def _give(made: Made) -> None:
     before = made._number_of
     made._given = _given
-    made._number_of = {name: _next(_given, made.ranks, name) for name in before}
+    if made._is_from_file and _has_a_place_to_take(made):
+        made._number_of = dict.fromkeys(before, 0)
+    else:
+        made._number_of = {name: _next(_given, made.ranks, name) for name in before}
+    if made._is_from_file:
+        _given.from_files.add(made)
     _late.discard(made)
     if made._number_of != before and made.tell is not None and (tell := made.tell()) is not None:
         tell()
 
 
+def _has_a_place_to_take(made: Made) -> bool:
+    """Whether one optimizer alone has numbers for these names: the one that was made, or one from a file and gone."""
+    names = [(made.ranks, name) for name in made._number_of]
+    if any(_given.count.get(name) != 1 for name in names):
+        return False
+    if _given.made.get(names[0], 0) == 0:
+        gc.collect()
+        return not any(one.ranks == made.ranks and one is not made for one in _given.from_files)
+    return _given.made[names[0]] == 1
+
+
 def _note_place(made: Made) -> None:
     if made._number_of and made._placed is not _given:
         made._placed = _given
-        known = _given.places.setdefault((made.ranks, next(iter(made._number_of))), {})
+        name = made.ranks, next(iter(made._number_of))
+        if not made.is_copy:
+            _given.made[name] = _given.made.get(name, 0) + 1
+        known = _given.places.setdefault(name, {})
         known[made.site] = time = known.get(made.site, 0) + 1
         made.place = _place(made.site, time)
 

@@ -11,6 +11,7 @@ Python (HorovodWeightsDue) and has a branch that reads them, gives them to Pytho
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -56,7 +57,7 @@ def compared(
     called = named("allreduce", "HorovodSameWeights", name, None, True)
     order = None
     if made is None and (anchor := trained.get(first)) is not None:
-        order = _Tape(called.wire, process_set.process_set_id, getattr(anchor, "_value", anchor))
+        order = functools.partial(_Tape, called.wire, process_set.process_set_id, getattr(anchor, "_value", anchor))
     counted = held.counted(called.wire, trained, process_set, None if is_v1 else optimizer, _values, made, order)
     if counted is None:
         yield
@@ -72,7 +73,7 @@ def compared(
 
 
 class _Tape:
-    """From where the gradients of a model come: the line of the script. What CountedWeights calls an Order."""
+    """From where the first gradients of a model come: the line of the script. What CountedWeights calls an Order."""
 
     verb = "computed"
     _known: ClassVar[dict[tuple[str, int | None], dict[str, weakref.ref[Any]]]] = {}  # by names: a variable, by line

@@ -342,6 +342,10 @@ def test_two_models(pair: World, tmp_path: Path, case: str) -> None:
     assert pair.run(keras_steps.of_two_models, str(tmp_path), case) == [[1.0, 100.0]] * 2
 
 
+def test_a_rank_goes_on_with_a_model_from_a_file(pair: World, tmp_path: Path) -> None:
+    assert pair.run(keras_steps.of_two_models, str(tmp_path), "one, reloads") == [[1.0]] * 2
+
+
 @pytest.mark.parametrize("case", ["first steps", "later steps"])
 def test_two_models_in_another_order(pair: World, tmp_path: Path, case: str) -> None:
     for error in pair.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):

@@ -13,7 +13,7 @@ print(int(hvd.process_set_included_op()))
 try:
     hvd.allreduce(tf.ones(1))
 except (ValueError, tf.errors.FailedPreconditionError) as error:
-    print("[not-initialized]" in str(error))
+    print("[child-of-rank]" in str(error))
 """
 
 
