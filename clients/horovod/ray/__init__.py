@@ -10,13 +10,14 @@
 Ray places, starts and watches the processes; Horovod gives them ranks, a coordinator and the data plane (docs/ray.md).
 
     RayExecutor (runner.py)      what users call; under Ray Client the rest is in an actor of the cluster
+      Adapter (adapter.py)       the workers, from the start to the end; what both kinds of them have in common
       StaticAdapter (static.py)  one set of workers: starts, calls, failures
         strategy.py              where actors are placed
+        calls.py                 one function on all ranks
       ElasticAdapter (elastic_v2.py)  workers on hosts that come and go
         elastic_workers.py       an agent for each host, as the scheduler knows them
-        host_discovery.py        the hosts, as Ray sees them
-        autoscaler.py            what an autoscaler is asked for
-      launch/own_coordinator.py  the coordinator, in the process that has the adapter
+        cluster.py               the hosts, as Ray sees them, and what an autoscaler is asked for
+      coordinator.py             the coordinator, in the process that has the adapter, and a worker's place
       worker.py                  one actor, one rank
     ElasticRayExecutor (elastic.py)  the same as RayExecutor(min_workers=...)
 """

@@ -1,7 +1,8 @@
-"""One function that runs on all ranks, and whose failure it is when it fails."""
+"""One function that runs on all ranks: whose failure it is when it fails, and what ranks log meanwhile."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,13 +11,17 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
+from ray.util.client import ray as ray_client
+from ray.util.queue import Empty, Queue
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from horovod.common.exceptions import HorovodInternalError
-from horovod.ray.adapter import Meanwhile
+from horovod.ray.adapter import Meanwhile, wait
+
+Callback = Callable[[dict[str, Any]], Any]
 
 # A peer notices a killed process by its sockets, and Ray by its agents: seconds later when a whole node is gone.
 AFTERMATH_S = 5.0
-_LOOK_S = 0.05
 _TOLD_S = 10.0  # a thread of Ray tells of an end microseconds after ray.get knows it
 
 
@@ -42,11 +47,7 @@ class Call:
 
     def results(self, meanwhile: Meanwhile | None = None) -> list[Any]:
         """By rank. Raises what the rank raised that is the cause, as ray.get would, with its rank in a note."""
-        while not self._wait(None if meanwhile is None else _LOOK_S):
-            assert meanwhile is not None
-            meanwhile()
-        if meanwhile is not None:
-            meanwhile()
+        wait(self._wait, meanwhile)
         if self._failures:
             raise self._cause()
         return [future.result() for future in self._futures]
@@ -108,3 +109,34 @@ class Call:
 
 def _is_victim(error: BaseException) -> bool:
     return isinstance(error, HorovodInternalError)
+
+
+def queue_here(maxsize: int = 0) -> Queue:
+    """A queue that takes no place of a worker, and is on no node that may be lost while this process lives."""
+    where: dict[str, Any]
+    if ray_client.is_connected():  # this process is on no node, and its connection ends on the head
+        where = {"resources": {"node:__internal_head__": 0.001}}
+    else:  # not soft: Ray takes another node then whenever that is quicker
+        here = ray.get_runtime_context().get_node_id()
+        where = {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=False)}
+    return Queue(maxsize=maxsize, actor_options={"num_cpus": 0, **where})
+
+
+class Callbacks:
+    """Calls them in the driver's thread, with what ranks log (ray_logger.py) and has arrived. `close` when the ranks
+    have ended.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.queue = queue_here()
+        self._callbacks = callbacks
+
+    def deliver(self) -> None:
+        """The messages that have arrived so far."""
+        with contextlib.suppress(Empty):
+            for info in self.queue.get_nowait_batch(self.queue.size()):
+                for callback in self._callbacks:
+                    callback(info)
+
+    def close(self) -> None:
+        self.queue.shutdown(force=True)

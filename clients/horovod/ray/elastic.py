@@ -6,24 +6,21 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from horovod.ray.callbacks import Callback
+from horovod.ray import cluster
+from horovod.ray.adapter import MiniSettings
+from horovod.ray.calls import Callback
 from horovod.ray.checks import check_call, check_settings, check_start
-from horovod.ray.host_discovery import ChangingHosts, ClusterHosts
+from horovod.ray.cluster import TestDiscovery
 from horovod.ray.runner import RayExecutor
-from horovod.ray.settings import MiniSettings
 
 __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 
 
-class RayHostDiscovery(ClusterHosts):
-    """The nodes of the cluster, with as many slots as each has processors, or GPUs, for workers."""
+class RayHostDiscovery(cluster.RayHostDiscovery):
+    """The same with the names of Horovod 0.21."""
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: int = 1) -> None:
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
-
-
-class TestDiscovery(ChangingHosts):
-    """As RayHostDiscovery, with hosts that are taken away and given back at random, for tests of elastic programs."""
 
 
 class ElasticRayExecutor:
@@ -111,7 +108,7 @@ class ElasticRayExecutor:
 
     @property
     def driver(self) -> Any:
-        """Which slots have a worker (elastic_view.py); after `start`."""
+        """Which slots have a worker (`elastic_v2.ElasticView`); after `start`."""
         return self._executor.driver
 
     def start(self) -> None:

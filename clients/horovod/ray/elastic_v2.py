@@ -5,7 +5,7 @@
         Driver                  which hosts the job may use (launch/elastic/driver.py), asked of RayHostDiscovery
         scheduler               which process runs where, in the executor's own coordinator (ADR 79)
         RayAgents               actors, as the scheduler says (elastic_workers.py)
-        ResourceRequests        what the autoscaler is asked for (autoscaler.py)
+        ResourceRequests        what an autoscaler is asked for (cluster.py)
 
 Who is in a world is decided by the coordinator; see docs/elastic.md.
 """
@@ -25,25 +25,20 @@ from typing import Any
 import ray
 
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
-from horovod.base.settings import ROWS, resolve, variables
+from horovod.base.settings import Settings, resolve, variables
 from horovod.base.tasks import end_tasks
 from horovod.launch.elastic.driver import Changed, Driver, Prepare, driven
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import ElasticRequest
-from horovod.launch.job_environment import job_environment
-from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.protos.v1 import jobs_pb2
-from horovod.ray.adapter import Adapter, BaseParams, Meanwhile
-from horovod.ray.autoscaler import ResourceRequests
-from horovod.ray.elastic_view import ElasticView
+from horovod.ray.adapter import Adapter, BaseParams, Meanwhile, not_started, wait, why_interrupted
+from horovod.ray.cluster import RayHostDiscovery, ResourceRequests, TestDiscovery
+from horovod.ray.coordinator import coordinator_for
 from horovod.ray.elastic_workers import RayAgents, Work
-from horovod.ray.host_discovery import ChangingHosts, ClusterHosts
-from horovod.ray.static import without_executable
 from horovod.ray.worker import Trained, described
 
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
 
-_LOOK_S = 0.05
 _CLOSE_S = 30.0
 _NAMES = {  # how users call what is checked
     "num_proc": "min_workers",
@@ -58,23 +53,6 @@ _NAMES = {  # how users call what is checked
 }
 
 _log = logging.getLogger(__name__)
-
-
-class RayHostDiscovery(ClusterHosts):
-    """The nodes of the cluster, with as many slots as each has processors, or GPUs, for workers."""
-
-    def __init__(
-        self,
-        use_gpu: bool = False,
-        cpus_per_worker: int = 1,
-        gpus_per_worker: int = 1,
-        resources_per_worker: Mapping[str, float] | None = None,
-    ) -> None:
-        super().__init__(use_gpu, cpus_per_worker, gpus_per_worker, resources_per_worker)
-
-
-class TestDiscovery(ChangingHosts):
-    """As RayHostDiscovery, with hosts that are taken away and given back at random, for tests of elastic programs."""
 
 
 @dataclass
@@ -112,78 +90,45 @@ def check_elastic(settings: Any, params: ElasticParams) -> ElasticRequest:
 
 
 class ElasticAdapter(Adapter):
-    """Workers whose number changes while a function runs. Used by one thread, but for `shutdown`."""
+    """Workers whose number changes while a function runs. Each call is a job, whose workers live as long as it."""
 
     def __init__(self, settings: Any, params: ElasticParams, environ: Mapping[str, str]) -> None:
-        """environ: of the driver, which under Ray Client is another process. ValueError for wrong parameters."""
-        self._settings = settings
+        """ValueError for wrong parameters."""
+        super().__init__(settings, variables(elastic_timeout_seconds=params.elastic_timeout) | dict(environ))
         self._params = params
-        self._environ = environ
-        self._nics = sorted(settings.nics or ())
         self._request = check_elastic(settings, params)
         self.driver = ElasticView(lambda: self._call)
-        self._executable: tuple[Any, ...] = (None, None, None)
-        self._job_environ: dict[str, str] = {}
-        self._coordinator: OwnCoordinator | None = None
+        self._environ: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._job = environ.get(ROWS["job"].env) or ROWS["job"].default
-        self._calls = 0
+        self._jobs = 0
         self._call: _ElasticCall | None = None  # that waits for its function, or runs
         self._queue: Any = None
 
     # -- the beginning and the end -------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, str] | None = None,
-    ) -> None:
+    def _begin(self, environ: dict[str, str], settings: Settings) -> None:
         """Waits until there is room for the fewest workers. They start with each call, as does the executable."""
-        try:
-            self._executable = (executable_cls, executable_args, executable_kwargs)
-            given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-            patience = variables(elastic_timeout_seconds=self._params.elastic_timeout)
-            driver = {**patience, **self._environ, **given}
-            environ = job_environment(driver, extra_env_vars or {}, self._settings.timeout_s, self._nics)
-            settings = resolve(driver | environ)  # ValueError before anything is started
-            self._job_environ = environ
-            self._coordinator = OwnCoordinator(settings, str(ray.util.get_node_ip_address()), self._nics)
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-ray-elastic", daemon=True)
-            self._thread.start()
-            self._ready_call()
-        except BaseException:
-            self.shutdown()
-            raise
+        self._environ = environ
+        self._coordinator = coordinator_for((), settings, self._nics)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="horovod-ray-elastic", daemon=True)
+        self._thread.start()
+        self._ready_call()
 
-    def shutdown(self) -> None:
+    def _end(self) -> None:
         loop, self._loop = self._loop, None
         call, self._call = self._call, None
         if loop is not None and self._thread is not None:
             if call is not None:
                 with contextlib.suppress(Exception):
-                    asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+                    _close(call, loop)
             loop.call_soon_threadsafe(loop.stop)
             self._thread.join(_CLOSE_S)
             if not self._thread.is_alive():
                 loop.close()
-        coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
-            coordinator.stop()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> list[Any]:
-        return self.execute(without_executable(fn, args, kwargs), meanwhile)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -197,18 +142,14 @@ class ElasticAdapter(Adapter):
         shared = [ray.put(one) for one in (fn, *self._executable)]  # once, and not once for each worker
         running = asyncio.run_coroutine_threadsafe(call.run(tuple(shared), self._queue), loop)
         try:
-            while not concurrent.futures.wait([running], None if meanwhile is None else _LOOK_S).done:
-                assert meanwhile is not None
-                meanwhile()
-            if meanwhile is not None:
-                meanwhile()
+            wait(lambda timeout_s: bool(concurrent.futures.wait([running], timeout_s).done), meanwhile)
             return running.result()
         except concurrent.futures.CancelledError:
             sentence = "shutdown() was called while the function ran, so there is no result."
             raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence)) from None
-        except BaseException:
-            if not running.done():  # Ctrl-C, or a callback has raised
-                asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+        except BaseException as error:
+            if not running.done():
+                self.interrupt(why_interrupted(error))
             raise
         finally:
             if self._call is call:
@@ -220,7 +161,7 @@ class ElasticAdapter(Adapter):
     def interrupt(self, why: str) -> None:
         call, loop = self._call, self._loop
         if call is not None and loop is not None:
-            asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+            _close(call, loop)
 
     def stream_to(self, queue: Any) -> None:
         self._queue = queue
@@ -232,20 +173,17 @@ class ElasticAdapter(Adapter):
         if self._call is None:
             loop, coordinator = self._loop, self._coordinator
             if loop is None or coordinator is None:
-                sentence = "This executor has no workers: call start() first."
-                raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
-            self._calls += 1
-            job = self._job if self._calls == 1 else f"{self._job}-{self._calls}"
-            environ = self._job_environ
+                raise not_started()
+            self._jobs += 1
             wait_s = self._settings.placement_group_timeout_s
-            work = Work(job, self._params, environ, coordinator, wait_s)
+            work = Work(self._job_name(), self._params, self._environ, coordinator, wait_s)
             call = self._call = _ElasticCall(self._request, work, self._params.override_discovery)
             try:
                 asyncio.run_coroutine_threadsafe(call.begin(), loop).result()
             except BaseException:
                 if self._call is call:  # not shut down meanwhile
                     self._call = None
-                    asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+                    _close(call, loop)
                 raise
         return self._call
 
@@ -338,6 +276,10 @@ class _ElasticCall:
             await agents.close()
 
 
+def _close(call: _ElasticCall, loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.run_coroutine_threadsafe(call.close(), loop).result(_CLOSE_S)
+
+
 def _is_complete(ended: Sequence[Trained]) -> bool:
     """Whether all ranks of the last world have returned: then the work of the job is done."""
     last = max(ended, key=lambda one: one.epoch, default=Trained(0))
@@ -372,3 +314,49 @@ def _tell(sentence: str) -> None:
 def _not_elastic(method: str, instead: str) -> NotImplementedError:
     sentence = f"{method}() is for a fixed number of workers: call {instead}() on an elastic executor."
     return NotImplementedError(coded(LaunchCode.UNSUPPORTED_OPTION, sentence))
+
+
+# -- what programs may ask while it runs: executor.driver --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """One place for a worker on a host. hostname: None where no worker has it."""
+
+    hostname: str | None = None
+    number: int = -1  # that the worker keeps for as long as the job lives; no rank
+    pid: int = 0  # 0: it has not started yet
+
+
+class ElasticView:
+    """May be asked by any thread, at any time."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        """call: the one that waits for its function, or runs; None where there is none."""
+        self._call = call
+
+    def get_slot_info(self, host: str, slot: int) -> SlotInfo:
+        """The worker on this host that is the slot-th there, from 0."""
+        call = self._call()
+        agent = call.agents.all.get(host) if call is not None and call.agents is not None else None
+        running = sorted((one.rank, one.pid) for one in list(agent.processes) if one.code is None) if agent else []
+        return SlotInfo(host, *running[slot]) if 0 <= slot < len(running) else SlotInfo()
+
+    def get_worker_client(self, slot: SlotInfo) -> SlotInfo | None:
+        """The same once the worker is in a world, so that it is told of changes; else None."""
+        call = self._call()
+        if call is None or not slot.hostname:
+            return None
+        now = next(
+            (
+                one
+                for agent in list(call.agents.all.values())
+                if agent.host == slot.hostname
+                for one in list(agent.processes)
+                if one.rank == slot.number and one.code is None
+            ),
+            None,
+        )
+        if now is None or (slot.hostname, now.pid) not in call.work.coordinator.members(call.work.job):
+            return None
+        return SlotInfo(slot.hostname, now.rank, now.pid)

@@ -13,7 +13,6 @@ ended.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import re
 import secrets
@@ -22,7 +21,6 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from horovod.base.errors import LaunchCode, coded
@@ -32,13 +30,12 @@ from horovod.base.words import plural
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.ray.adapter import BaseParams
-from horovod.ray.places import gpus_of_elastic
-from horovod.ray.resources import in_words
-from horovod.ray.worker import BaseHorovodWorker, Trained, described
+from horovod.ray.adapter import BaseParams, kill
+from horovod.ray.coordinator import gpus_of_elastic, membership
+from horovod.ray.strategy import in_words
+from horovod.ray.worker import Trained, described
 from horovod.rendezvous.hosts import HostSlots
 from horovod.worker.agent.orders import obey, order_of
-from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 FAILURE_GRACE_S = 3.0  # how long others may go on after the failure that ends the job
 _ASK_AGAIN_S = 1.0  # a process between two worlds can't be asked to leave
@@ -187,11 +184,8 @@ class RayAgent:
         self._report()
 
     def _actor(self, rank: int, size: int) -> Any:
-        options = self._work.params.actor_options()
-        options["resources"] = {**options.get("resources", {}), f"node:{self.host}": _NODE_SHARE}
         # Not in the placement group of a trial that has this executor: it has no piece of any host.
-        actor = ray.remote(BaseHorovodWorker).options(scheduling_strategy="DEFAULT", **options)
-        return actor.remote(world_rank=rank, world_size=size)
+        return self._work.params.actor(rank, size, "DEFAULT", {f"node:{self.host}": _NODE_SHARE})
 
     async def _have_leave(self, rank: int, incarnation: int, grace_s: float) -> None:
         """Has the process leave at the next commit, or ends it where it is in no world, or after the grace."""
@@ -211,7 +205,7 @@ class RayAgent:
     def _kill(self, process: Process, code: int = -signal.SIGKILL) -> None:
         if process.code is None:
             process.is_ended_here, process.on_kill = True, code
-            _end(process.actor)
+            kill(process.actor)
 
     # -- what becomes of an actor --------------------------------------------------------------------------------------
 
@@ -237,7 +231,7 @@ class RayAgent:
             process.code = code
             process.found.set()
             self._report()
-            _end(process.actor)
+            kill(process.actor)
         work.done()
 
     async def _train(self, process: Process, placed: pb.PlacedRank, size: int) -> Trained:
@@ -253,12 +247,12 @@ class RayAgent:
         process.pid, process.gpus = here.pid, here.gpus
         process.found.set()
         self._report()
-        coordinator = work.coordinator
-        on = JobOnHost(work.environ, self.host, size, coordinator.address, coordinator.token, is_own=True, job=work.job)
         gpus = await self._visible_gpus(process) if work.params.gpus else []
-        environ = rank_environment(on, placed, gpus, placed.incarnation or 1)
+        told = membership(
+            work.coordinator, work.job, work.environ, self.host, size, placed, gpus, placed.incarnation or 1
+        )
         actor.set_queue.remote(work.queue)
-        await answer(actor.enter.remote(environ, coordinator.certificate, coordinator.server_name))
+        await answer(actor.enter.remote(*told))
         trained = await answer(actor.train.remote(*work.call))
         assert isinstance(trained, Trained)
         return trained
@@ -335,12 +329,6 @@ class RayAgents:
     async def close(self) -> None:
         """Ends all actors."""
         await asyncio.gather(*(self.let_go(agent) for agent in list(self.all.values())))
-
-
-def _end(actor: Any) -> None:
-    with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
-        if actor is not None:
-            ray.kill(actor)
 
 
 def _traceback(error: BaseException) -> str:

@@ -16,8 +16,8 @@ from ray.util.client import ray as ray_client
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import joined
 from horovod.launch.job_environment import of_driver
-from horovod.ray.adapter import why_interrupted
-from horovod.ray.callbacks import Callback, Callbacks
+from horovod.ray.adapter import MiniSettings, not_started, wait, why_interrupted
+from horovod.ray.calls import Callback, Callbacks
 from horovod.ray.checks import (
     check_call,
     check_counts,
@@ -32,7 +32,6 @@ from horovod.ray.checks import (
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams, check_elastic
 from horovod.ray.ending import Ending
-from horovod.ray.settings import MiniSettings
 from horovod.ray.static import StaticAdapter, StaticParams
 from horovod.ray.worker import BaseHorovodWorker, described
 
@@ -40,7 +39,6 @@ __all__ = ["BaseHorovodWorker", "Coordinator", "MiniSettings", "RayExecutor", "S
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 0.05
 _SHUTDOWN_S = 30.0  # after which an adapter elsewhere is killed
 
 
@@ -182,13 +180,17 @@ class RayExecutor:
         self._started_with: tuple[Any, ...] = (None, None, None, None)
         self._is_entered = False  # in a `with` block
         self._ending: Ending | None = None
+        self._is_remote = False  # whether the adapter is an actor
         self.params: StaticParams | ElasticParams
+        each: dict[str, Any] = {
+            "cpus_per_worker": cpus_per_worker,
+            "use_gpu": use_gpu,
+            "gpus_per_worker": gpus_per_worker,
+            "resources_per_worker": resources_per_worker,
+        }
         if min_workers is not None:
             self.params = ElasticParams(
-                cpus_per_worker=cpus_per_worker,
-                use_gpu=use_gpu,
-                gpus_per_worker=gpus_per_worker,
-                resources_per_worker=resources_per_worker,
+                **each,
                 min_workers=min_workers,
                 max_workers=max_workers,
                 reset_limit=reset_limit,
@@ -198,20 +200,15 @@ class RayExecutor:
                 spares=spares,
             )
             check_elastic(settings, self.params)
-            self._is_remote = False
             return
         self.params = StaticParams(
-            cpus_per_worker=cpus_per_worker,
-            use_gpu=use_gpu,
-            gpus_per_worker=gpus_per_worker,
-            resources_per_worker=resources_per_worker,
+            **each,
             label_selector=label_selector,
             num_workers=num_workers,
             num_hosts=num_hosts,
             num_workers_per_host=num_workers_per_host,
             use_current_placement_group=use_current_placement_group,
         )
-        self._is_remote = False  # whether the adapter is an actor
 
     def start(
         self,
@@ -310,7 +307,7 @@ class RayExecutor:
 
     @property
     def driver(self) -> Any:
-        """Of an elastic executor that was started in this process: which slots have a worker (elastic_view.py)."""
+        """Of an elastic executor that was started in this process: which slots have a worker (`ElasticView`)."""
         return self.adapter.driver
 
     def shutdown(self) -> None:
@@ -339,18 +336,15 @@ class RayExecutor:
     def _ask(self, method: str, *args: Any) -> Any:
         self._start_if_entered()
         if not hasattr(self, "adapter"):
-            sentence = "This executor has no workers: call start() first."
-            raise RuntimeError(coded(LaunchCode.WORKERS_NOT_STARTED, sentence))
+            raise not_started()
         asked = getattr(self.adapter, method)
         return self._answer(asked.remote(*args)) if self._is_remote else asked(*args)
 
     def _answer(self, ref: Any, told: Callbacks | None = None) -> Any:
         """Of the adapter that is an actor."""
         try:
-            while told is not None and not ray.wait([ref], timeout=_LOOK_S)[0]:
-                told.deliver()
             if told is not None:
-                told.deliver()
+                wait(lambda timeout_s: bool(ray.wait([ref], timeout=timeout_s)[0]), told.deliver)
             return ray.get(ref)
         except BaseException as error:
             with contextlib.suppress(Exception):  # where the cluster is gone, so are the ranks

@@ -9,19 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-import ray.util
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from horovod.base.errors import LaunchCode, coded
-from horovod.base.settings import ROWS, resolve, variables
-from horovod.launch.job_environment import job_environment
-from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.adapter import Adapter, BaseParams, Meanwhile, why_interrupted
+from horovod.base.settings import Settings, variables
+from horovod.ray.adapter import (
+    Adapter,
+    BaseParams,
+    Meanwhile,
+    kill,
+    not_started,
+    why_interrupted,
+    without_executable,
+)
 from horovod.ray.calls import Call
-from horovod.ray.places import seated, visible_gpus
+from horovod.ray.coordinator import coordinator_for, membership, seated, visible_gpus
 from horovod.ray.strategy import ColocatedStrategy, PGStrategy
 from horovod.ray.worker import described
-from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 _START_S = 600.0  # for the environment of actors (runtime_env), which Ray may have to install first
 
@@ -38,72 +42,38 @@ class StaticParams(BaseParams):
 
 
 class StaticAdapter(Adapter):
-    """A job whose coordinator runs in this process. Used by one thread, but for `shutdown`."""
+    """Workers that live as long as the executor, and so do their objects and their world. A call that fails ends the
+    world, and not the workers: the next call begins another one.
+    """
 
     def __init__(self, settings: Any, params: StaticParams, environ: Mapping[str, str]) -> None:
-        """environ: of the driver, which under Ray Client is another process."""
+        super().__init__(settings, environ)
         self.workers: list[Any] = []  # by rank
         self.strategy = _strategy(settings, params)
-        self._settings = settings
-        self._nics = sorted(settings.nics or ())
         self._hosts: list[str] = []  # by rank
-        self._coordinator: OwnCoordinator | None = None
-        self._environ = environ
-        self._job = environ.get(ROWS["job"].env) or ROWS["job"].default
-        self._worlds = 1  # how many jobs there were; after a failure another one begins
         self._has_failed = False
         self._unwatched: list[Call] = []  # of run_remote
 
     # -- the beginning and the end -------------------------------------------------------------------------------------
 
-    def start(
-        self,
-        executable_cls: type | None = None,
-        executable_args: Sequence[Any] | None = None,
-        executable_kwargs: Mapping[str, Any] | None = None,
-        extra_env_vars: Mapping[str, str] | None = None,
-    ) -> None:
-        try:
-            given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
-            driver = {**self._environ, **given}
-            environ = job_environment(driver, extra_env_vars or {}, self._settings.timeout_s, self._nics)
-            settings = resolve(driver | environ)  # ValueError before anything is started
-            self.workers = self.strategy.create_workers()
-            self._seat(environ, settings)
-            Call(
-                [
-                    worker.start_executable.remote(executable_cls, executable_args, executable_kwargs)
-                    for worker in self.workers
-                ],
-                self._when_failed(),
-            ).results()
-        except BaseException:
-            self.shutdown()
-            raise
+    def _begin(self, environ: dict[str, str], settings: Settings) -> None:
+        self.workers = self.strategy.create_workers()
+        self._seat(environ, settings)
+        made = [worker.start_executable.remote(*self._executable) for worker in self.workers]
+        Call(made, self._when_failed()).results()
 
-    def _seat(self, environ: Mapping[str, str], settings: Any) -> None:
+    def _seat(self, environ: Mapping[str, str], settings: Settings) -> None:
         """Gives the actors their ranks, and the coordinator."""
         there = self._answers([worker.whereabouts.remote() for worker in self.workers])
         seats = seated([(one.node_id, one.hostname) for one in there])
         self.workers = [self.workers[seat.actor] for seat in seats]
         self._hosts = [seat.host for seat in seats]
-        one_node = {one.node_id for one in there} == {ray.get_runtime_context().get_node_id()}
-        here = None if one_node else str(ray.util.get_node_ip_address())
-        coordinator = self._coordinator = OwnCoordinator(settings, here, self._nics)
+        coordinator = self._coordinator = coordinator_for([one.node_id for one in there], settings, self._nics)
         told = []
         for worker, seat in zip(self.workers, seats, strict=True):
-            on = JobOnHost(
-                environ,
-                seat.host,
-                len(seats),
-                coordinator.address,
-                coordinator.token,
-                is_own=True,
-                job=self._job_name(),
-            )
             gpus = visible_gpus([there[one.actor].gpus for one in seats if one.host == seat.host])
-            environ_of_rank = rank_environment(on, seat.place, gpus)
-            told.append(worker.enter.remote(environ_of_rank, coordinator.certificate, coordinator.server_name))
+            arguments = membership(coordinator, self._job_name(), environ, seat.host, len(seats), seat.place, gpus)
+            told.append(worker.enter.remote(*arguments))
         self._answers(told)
 
     def _answers(self, refs: Sequence[Any]) -> list[Any]:
@@ -123,28 +93,14 @@ class StaticAdapter(Adapter):
             raise TimeoutError(coded(LaunchCode.WORKERS_LATE, sentence)) from error
         return found
 
-    def shutdown(self) -> None:
+    def _end(self) -> None:
         workers, self.workers = self.workers, []
-        # Where Ray is gone, so are the workers.
         for worker in workers:
-            with contextlib.suppress(Exception):
-                ray.kill(worker)
+            kill(worker)
         with contextlib.suppress(Exception):
             self.strategy.shutdown()
-        coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
-            coordinator.stop()
 
     # -- calls ---------------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        meanwhile: Meanwhile | None = None,
-    ) -> list[Any]:
-        return self.execute(without_executable(fn, args, kwargs), meanwhile)
 
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
@@ -186,20 +142,15 @@ class StaticAdapter(Adapter):
 
     def _submit(self, fn: Callable[[Any], Any], workers: Sequence[Any]) -> list[Any]:
         if not self.workers:
-            raise RuntimeError(
-                coded(LaunchCode.WORKERS_NOT_STARTED, "This executor has no workers: call start() first.")
-            )
+            raise not_started()
         self._unwatched = [call for call in self._unwatched if not call.is_over()]
         if self._has_failed:
             self._has_failed = False
-            self._worlds += 1
+            self._jobs += 1
             for worker in self.workers:  # comes before the function, since an actor takes calls in their order
                 worker.enter_again.remote(variables(job=self._job_name()))
         shared = ray.put(fn)  # once, and not once for each worker
         return [worker.execute.remote(shared) for worker in workers]
-
-    def _job_name(self) -> str:
-        return self._job if self._worlds == 1 else f"{self._job}-{self._worlds}"
 
     # -- failures ------------------------------------------------------------------------------------------------------
 
@@ -232,9 +183,3 @@ def _strategy(settings: Any, params: StaticParams) -> PGStrategy | ColocatedStra
         return ColocatedStrategy(settings, params.num_hosts, per_host, params, params.label_selector)
     assert params.num_workers is not None
     return PGStrategy(settings, params.num_workers, params, params.use_current_placement_group, params.label_selector)
-
-
-def without_executable(
-    fn: Callable[..., Any], args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> Callable[[Any], Any]:
-    return lambda _: fn(*(args or ()), **(kwargs or {}))

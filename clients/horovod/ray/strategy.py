@@ -1,8 +1,10 @@
-"""Where the actors are placed: in one placement group, whose resources are there before the first of them starts."""
+"""Where a fixed number of actors is placed: in one placement group, whose resources are there before the first of them
+starts; and which resources a group lacks, in words.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -11,8 +13,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.ray.adapter import BaseParams
-from horovod.ray.resources import missing
-from horovod.ray.worker import BaseHorovodWorker
+
+Resources = Mapping[str, float]
 
 
 def create_placement_group(
@@ -73,12 +75,10 @@ class _Strategy:
         self._created_placement_group = True
 
     def _actor(self, rank: int, bundle: int) -> Any:
-        options = self._params.actor_options()
         place = PlacementGroupSchedulingStrategy(
             self.placement_group, bundle, placement_group_capture_child_tasks=False
         )
-        actor = ray.remote(BaseHorovodWorker).options(scheduling_strategy=place, **options)
-        return actor.remote(world_rank=rank, world_size=self.num_workers)
+        return self._params.actor(rank, self.num_workers, place)
 
     def shutdown(self) -> None:
         """Removes the placement group, which kills the actors in it. A group that the caller made stays."""
@@ -135,3 +135,32 @@ class ColocatedStrategy(_Strategy):
     def create_workers(self) -> list[Any]:
         self._create(self._timeout_s, self._hosts, self._per_host, "STRICT_SPREAD")
         return [self._actor(rank, rank // self._per_host) for rank in range(self.num_workers)]
+
+
+def missing(bundle: Resources, count: int, spread: bool, nodes: Sequence[Resources], free: Resources) -> str:
+    """Completes "The resources were not there: ".
+
+    bundle: what is needed `count` times, with `spread` on so many nodes. nodes: all that each of the cluster has. free:
+    what nobody uses, in the whole cluster.
+    """
+    if spread:
+        large = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
+        if large < count:
+            return (
+                f"the job needs {count} nodes with {in_words(bundle)} each, and {large} of the cluster's {len(nodes)} "
+                f"{'has' if large == 1 else 'have'} that"
+            )
+    needed = {name: amount * count for name, amount in bundle.items()}
+    total = {name: sum(node.get(name, 0) for node in nodes) for name in needed}
+    if short := {name: needed[name] - total[name] for name in needed if needed[name] > total[name]}:
+        return f"the job needs {in_words(needed)}, and the cluster has {in_words(total)}: {in_words(short)} missing"
+    there = {name: free.get(name, 0) for name in needed}
+    if short := {name: needed[name] - there[name] for name in needed if needed[name] > there[name]}:
+        there_now, used = in_words(there), in_words(short)
+        return f"the job needs {in_words(needed)}, and the cluster has {there_now} free: others use {used} of that"
+    return f"the job needs {in_words(needed)}, as {count} x {in_words(bundle)}, and no placement on the nodes has that"
+
+
+def in_words(resources: Resources) -> str:
+    """As "2 CPU and 1 GPU"."""
+    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-import ray.util
 from ray.train.backend import Backend, BackendConfig
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
@@ -33,9 +32,8 @@ from horovod.coordinator.core.ranks import Seat, assign
 from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment, of_driver
 from horovod.launch.own_coordinator import OwnCoordinator
-from horovod.ray.places import visible_gpus
-from horovod.ray.worker import Reported, Whereabouts, enter, leave_world, whereabouts
-from horovod.worker.rank_environment import JobOnHost, rank_environment
+from horovod.ray.coordinator import coordinator_for, membership, visible_gpus
+from horovod.ray.worker import Reported, Whereabouts, enter, given_variables, leave_world, whereabouts
 
 _LEAVE_S = 10.0  # for workers that still answer; Ray kills all of them afterwards
 
@@ -83,13 +81,11 @@ class HorovodBackend(Backend):
         self._stop()
         there = self._there = list(worker_group.execute(whereabouts))
         _check_min_workers(backend_config.min_workers, len(there))
-        one_node = {one.node_id for one in there} == {str(ray.get_runtime_context().get_node_id())}
         given = _given(backend_config)
         settings = resolve({**given, **_environ(backend_config)})
         # A worker in the place of another may be on another node.
-        stays = one_node and backend_config.min_workers is None
-        here = None if stays else str(ray.util.get_node_ip_address())
-        self._coordinator = OwnCoordinator(settings, here, _nics(backend_config))
+        nodes = [one.node_id for one in there] if backend_config.min_workers is None else []
+        self._coordinator = coordinator_for(nodes, settings, _nics(backend_config))
         self._job = given.get(ROWS["job"].env) or ROWS["job"].default
         try:
             self._tell(worker_group, list(range(len(there))), backend_config)
@@ -110,16 +106,13 @@ class HorovodBackend(Backend):
         environ = _environ(config)
         if config.min_workers is not None:
             environ |= variables(min_size=config.min_workers, max_size=len(hosts))
-        address, token = coordinator.address, coordinator.token
         told = []
         for number, rank in enumerate(ranks):
-            on = JobOnHost(environ, hosts[rank], len(hosts), address, token, is_own=True, job=self._job)
-            certificate = coordinator.certificate, coordinator.server_name
             # Ray sorts the GPUs of a host, so that the local rank would index the GPU of another worker where each has
             # two. And it shows a worker that replaces another one its own GPUs alone.
             gpus = visible_gpus([one.gpus for one in there if one.node_id == there[rank].node_id])
-            environ_of_rank = rank_environment(on, of_rank[rank], gpus)
-            told.append(worker_group.execute_single_async(number, enter, environ_of_rank, *certificate))
+            arguments = membership(coordinator, self._job, environ, hosts[rank], len(hosts), of_rank[rank], gpus)
+            told.append(worker_group.execute_single_async(number, enter, *arguments))
         ray.get(told)
 
     def on_shutdown(self, worker_group: Any, backend_config: HorovodConfig) -> None:
@@ -189,7 +182,7 @@ def _check_datasets(worker_group: Any) -> None:
 
 def _given(config: HorovodConfig) -> dict[str, str]:
     """What the user has set for the workers: a controller has the environment of whoever has started Ray."""
-    return {**config.environ, **(ray.get_runtime_context().runtime_env.get("env_vars") or {})}
+    return {**config.environ, **given_variables()}
 
 
 def _environ(config: HorovodConfig) -> dict[str, str]:

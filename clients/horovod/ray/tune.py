@@ -38,7 +38,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS
 from horovod.base.tokens import is_own_folder
 from horovod.launch.job_environment import of_driver
-from horovod.ray.callbacks import queue_here
+from horovod.ray.calls import queue_here
 from horovod.ray.checks import check_callable
 from horovod.ray.runner import RayExecutor
 from horovod.ray.worker import enter

@@ -144,13 +144,18 @@ def whereabouts() -> Whereabouts:
     return Whereabouts(str(context.get_node_id()), socket.gethostname(), gpus)
 
 
+def given_variables() -> dict[str, str]:
+    """Those that the runtime_env of the job has."""
+    return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
+
+
 def enter(environ: Mapping[str, str], certificate: str = "", server_name: str | None = None) -> None:
     """This process takes the place of a rank: `environ` is all that tells it, beside what the runtime_env of its job
     does.
 
     certificate: by which the coordinator is known, in PEM. "": without TLS.
     """
-    given = ray.get_runtime_context().runtime_env.get("env_vars") or {}
+    given = given_variables()
     for name in [name for name in of_another(os.environ) if name not in given]:
         del os.environ[name]
     os.environ.update(environ)

@@ -23,7 +23,7 @@ from resources import eventually
 from horovod.base.errors import LaunchCode
 from horovod.ray import RayExecutor
 from horovod.ray.adapter import BaseParams
-from horovod.ray.autoscaler import ResourceRequests
+from horovod.ray.cluster import ResourceRequests
 from horovod.ray.elastic import ElasticRayExecutor
 from horovod.runner.elastic import driver
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery

@@ -16,7 +16,7 @@ import ray
 from horovod.base.errors import ClusterCode, LaunchCode, SettingCode
 from horovod.protos.v1.jobs_pb2 import JobRecord
 from horovod.ray import RayExecutor, elastic, elastic_v2
-from horovod.ray.places import gpus_of_elastic
+from horovod.ray.coordinator import gpus_of_elastic
 from horovod.ray.worker import BaseHorovodWorker, Trained
 from horovod.runner.elastic.discovery import FixedHosts
 from horovod.runner.util.network import get_driver_ip

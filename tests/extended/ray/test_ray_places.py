@@ -15,9 +15,9 @@ from horovod.base.errors import LaunchCode, SettingCode
 from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
 from horovod.ray import BaseHorovodWorker, ElasticRayExecutor, RayExecutor, ray_logger
-from horovod.ray.places import seated, visible_gpus
-from horovod.ray.resources import missing
+from horovod.ray.coordinator import seated, visible_gpus
 from horovod.ray.runner import Coordinator, MiniSettings
+from horovod.ray.strategy import missing
 from horovod.ray.utils import detect_nics, nics_to_env_var
 
 SETTINGS = RayExecutor.create_settings()
