@@ -189,7 +189,9 @@ def test_what_no_coordinator_wrote_is_not_there_and_is_named(
     with_store(attacker, submit, SECRET)
     with_store(attacker, attacked, SECRET)
     with_store(attacker, begins, SECRET)
-    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    # gRPC may log that a loop is closed, since `with_store` begins one for each store.
+    ours = [record for record in caplog.records if record.name.startswith("horovod.")]
+    told = [record.getMessage() for record in ours if record.levelno == logging.ERROR]
     assert told
     for sentence in told:
         assert re.search(ends_with(ClusterCode.STORE_TAMPERED, attacker.prefix + key), sentence)

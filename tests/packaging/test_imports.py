@@ -225,3 +225,15 @@ def test_imports_are_found_wherever_they_stand() -> None:
     assert of["horovod", "horovod.launch.function"] is Kind.LATE
     assert len(of) > 2000
     assert collections.Counter(map(room_of, modules()))["launch.hosts"] > 3
+
+
+def test_no_package_has_a_name_that_one_of_its_modules_takes_from_it() -> None:
+    """Importing the module `launch` of a package puts it in the place of a function `launch` in the package."""
+    found = []
+    for module, path in modules().items():
+        if path.name == "__init__.py":
+            for node in ast.parse(path.read_text()).body:
+                name = getattr(node, "name", "") if not isinstance(node, (ast.Import, ast.ImportFrom)) else ""
+                if f"{module}.{name}" in modules():
+                    found.append(f"{module}.{name} is a module and a {type(node).__name__} of the package")
+    assert not found

@@ -24,7 +24,7 @@ from horovod.base.telemetry.logs import TextFormatter
 from horovod.base.version import PROTOCOL_VERSION
 from horovod.launch.cluster.client import Access
 from horovod.launch.cluster.job_commands import as_story, as_table
-from horovod.launch.cluster.launch import submit
+from horovod.launch.cluster.submission import submit
 from horovod.protos.v1 import agents_pb2, agents_pb2_grpc, jobs_pb2, story_pb2
 from horovod.worker.agent.output import Console, Writer
 from horovod.worker.runtime.logs import Handler

@@ -20,7 +20,7 @@ def launch(asked: Asked) -> int:
             "agents that register later, and --host-discovery-script has this launcher start agents."
         )
         raise RefusedError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
-    from horovod.launch.cluster.launch import launch_on_agents
+    from horovod.launch.cluster.submission import launch_on_agents
 
     asked.check_stdin_elsewhere()
     named = asked.named_hosts()

@@ -16,7 +16,7 @@ from horovod.base.settings import ROWS
 from horovod.base.words import printable
 from horovod.coordinator.core.cluster.sizes import processes_of
 from horovod.launch.cluster.job_file.submit import add_options, words_of
-from horovod.launch.cluster.launch import say
+from horovod.launch.cluster.submission import say
 from horovod.protos.v1 import jobs_pb2, story_pb2
 
 _STATES = {
@@ -245,7 +245,7 @@ def _age(seconds: float) -> str:
 
 def _logs(args: argparse.Namespace) -> int:
     from horovod.launch.cluster.client import REFUSED_S
-    from horovod.launch.cluster.launch import attended
+    from horovod.launch.cluster.submission import attended
     from horovod.launch.console.python_streams import PythonStreams
     from horovod.worker.agent.output import Console
 

@@ -16,7 +16,7 @@ from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task
 from horovod.launch.cluster.client import exported
-from horovod.launch.cluster.launch import user_name
+from horovod.launch.cluster.submission import user_name
 from horovod.launch.elastic.policy import elastic_variables, write_policy
 from horovod.launch.elastic.request import Replacement, Supply
 from horovod.launch.hosts.agents import RemoteShell, shown_name, working_directory

@@ -24,7 +24,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Exchange
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.cluster.client import Access, FollowedJob
-from horovod.launch.cluster.launch import attended, job_of, show
+from horovod.launch.cluster.submission import attended, job_of, show
 from horovod.launch.console.progress import Progress, Seen, seen_by
 from horovod.launch.console.story import story_told
 from horovod.launch.console.terminal import terminal_size

@@ -15,7 +15,7 @@ from horovod.coordinator.core.cluster import lines
 from horovod.launch.cluster.client import REFUSED_S, Access, ClusterClient, ClusterError, FollowedJob
 from horovod.launch.cluster.job_file.archive import Archive, pack
 from horovod.launch.cluster.job_file.job_file import JobFile
-from horovod.launch.cluster.launch import OnChange, OnStart, attended, in_words, show, user_name
+from horovod.launch.cluster.submission import OnChange, OnStart, attended, in_words, show, user_name
 from horovod.protos.v1 import jobs_pb2
 from horovod.worker.agent.output import Console
 
