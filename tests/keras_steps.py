@@ -174,7 +174,7 @@ def of_two_models(folder: str, case: str = "") -> list[float]:
 
     def load(place: int) -> None:
         loss = models[place].loss
-        looked_at.append(models[place])
+        looked_at.extend([models[place]] if "reloads" in case else [])
         models[place] = hvd.load_model(path)
         models[place].compile(models[place].optimizer, loss=loss)
 

@@ -419,6 +419,7 @@ def _never_distributed(case: str) -> list[str]:
     import horovod.mxnet as hvd
     from horovod.common import unreduced
 
+    collectives.join(-1)  # so that steps count anew, whatever was trained here before
     unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made distributed trainers
     unreduced.world_begins()
     model = mx.gluon.nn.Dense(64, in_units=64)

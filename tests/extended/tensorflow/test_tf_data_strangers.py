@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from error_codes import ends_with
 from other_user import start_as_other_user
+from resources import eventually
 
 from horovod.base.errors import TrainingCode
 from horovod.base.run_certificate import run_certificate
@@ -60,7 +61,7 @@ def guarded(request: pytest.FixtureRequest) -> Iterator[_Guarded]:
         finally:
             server._stop()
     fence.close()
-    assert not _listens(fence.port)
+    assert eventually(lambda: not _listens(fence.port)), "the server of TensorFlow has not ended"
 
 
 def _listens(port: int) -> bool:
