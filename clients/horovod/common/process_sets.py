@@ -198,7 +198,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def count_unawaited(count: Callable[[int], int]) -> None:
-    """Has `remove_process_set` ask how many operations, for which nobody waits, run in a set; they don't hold it up.
+    """`remove_process_set` asks `count` how many running operations nobody waits for: these do not delay it.
 
     count: is given the engine's number of the set.
     """

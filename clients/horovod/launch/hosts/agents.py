@@ -55,7 +55,7 @@ class RemoteShell(Protocol):
     def name(self) -> str: ...  # as users know it: "ssh"
 
     def check(self) -> None:
-        """ValueError where this machine lacks what it takes."""
+        """ValueError: this machine lacks what the launcher needs, such as the program `ssh`."""
 
     def command(self, host: str, line: str) -> list[str]:
         """The command that runs `line` on `host`, with its own standard streams as those of the line."""
@@ -96,7 +96,7 @@ class HostAgent:
         heard: Callable[[str], None],
         shell: RemoteShell | None,
     ) -> HostAgent:
-        """Starts `command`, which is to become an agent, and tells it its order. heard: gets what it says on stderr."""
+        """Starts `command`, which is to become an agent, and sends the agent its order. heard: gets its stderr."""
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.PIPE,
