@@ -16,7 +16,7 @@ import pytest
 from error_codes import ends_with
 from runtime_harness import threads_of_streams
 
-from horovod.base.errors import EngineCode, WorldCode
+from horovod.base.errors import EngineCode, WorldCode, coded
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.negotiator import CoordinatorLink, Negotiator, to_message
@@ -81,6 +81,7 @@ class Stream:
 class Server(negotiation_pb2_grpc.NegotiationServicer):
     def __init__(self) -> None:
         self.streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self.details = "the test says so"  # of a status
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         negotiation_pb2_grpc.add_NegotiationServicer_to_server(self, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -97,7 +98,7 @@ class Server(negotiation_pb2_grpc.NegotiationServicer):
             except queue.Empty:
                 continue
             if isinstance(answer, grpc.StatusCode):
-                context.abort(answer, "the test says so")
+                context.abort(answer, self.details)
             answer.term = answer.term or 1
             yield answer
 
@@ -117,6 +118,8 @@ class Session:
         self.attached = threading.Event()
         self.attached.set()
         self.missed = threading.Event()  # it was asked for a link when there was none
+        self.is_told = False
+        self.asked_why = threading.Event()
 
     def link(self, seconds: float) -> CoordinatorLink | None:
         if not self.attached.is_set():
@@ -124,6 +127,10 @@ class Session:
         if not self.attached.wait(min(seconds, 0.05)):
             return None
         return CoordinatorLink(self.channel, (), self.address, self.term)
+
+    def is_told_why(self, seconds: float) -> bool:
+        self.asked_why.set()
+        return self.is_told
 
 
 class Setup:
@@ -321,6 +328,26 @@ def test_a_final_refusal_ends_the_epoch_only_when_something_is_undecided(setup):
     assert kind == "abort"
     refused = ends_with(WorldCode.COORDINATOR_REFUSED, "'new'", setup.server.address, "the test says so")
     assert re.search(refused, sentence)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_end_of_the_epoch_leaves_the_last_word_to_the_membership(setup, is_told):
+    """Both streams end with the world, in any order; that of the membership says why."""
+    setup.session.is_told = is_told
+    setup.server.details = coded(WorldCode.EPOCH_OVER, "Epoch 7 is over.")
+    stream, _ = setup.stream()
+    setup.announce("new")
+    assert names(next(stream.requests)) == ["new"]
+    stream.answers.put(grpc.StatusCode.FAILED_PRECONDITION)
+    assert setup.session.asked_why.wait(30)
+    if is_told:
+        setup.engine.items.put(None)
+        setup.negotiator.close()
+        assert setup.engine.applied.empty()
+    else:
+        kind, sentence = setup.applied()
+        assert kind == "abort"
+        assert re.search(ends_with(WorldCode.EPOCH_OVER, "'new'", "Epoch 7 is over"), sentence)
 
 
 @pytest.mark.parametrize("setup", [{"grace_seconds": 0.2}], indirect=True)

@@ -136,6 +136,16 @@ class LocalMember:
             current = self.streams.coordinators.current
             return CoordinatorLink(current.channel, self.streams.metadata, current.address, self._term)
 
+    def is_told_why(self, seconds: float) -> bool:
+        """As `negotiator.Attached.is_told_why`."""
+
+        def why() -> str:
+            return self._removed or self._departures.needed()
+
+        with self.changed:
+            self.changed.wait_for(lambda: why() or self.lost or self.closing, seconds)
+            return bool(why())
+
     @property
     def trouble(self) -> str:
         """Why there is no link, as the end of a sentence."""

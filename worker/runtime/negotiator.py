@@ -38,6 +38,7 @@ RETRY_SECONDS = 0.25
 FIRST_RETRY_SECONDS = 0.02  # most streams break because the coordinator ended, and the session knows where to go
 MAX_SENTENCE = 1 << 14  # characters
 CLOSE_SECONDS = 2.0
+WORD_SECONDS = 2.0  # for what the coordinator says on another stream at the same time
 OUTBOX_MS = 60_000  # close() of the engine ends the wait
 REPORTS_PER_S = 100  # reports of a whole world, at most: in a large world each rank reports less often
 
@@ -65,6 +66,11 @@ class Attached(Protocol):
 
     def link(self, seconds: float) -> CoordinatorLink | None:
         """Waits so long for one."""
+
+    def is_told_why(self, seconds: float) -> bool:
+        """Whether the engine hears from the membership why the world is over. Waits so long for the coordinator's word
+        about it.
+        """
 
 
 class Negotiator:
@@ -339,6 +345,9 @@ class Negotiator:
                 log.info("The negotiation stream to the coordinator at %s is broken: %s.", link.address, why)
             said = without_code(cause)
             if not waiting_helps(code):
+                # The world's end is told on both streams, its cause on that of the membership alone.
+                if code_of(cause) is WorldCode.EPOCH_OVER and self._session.is_told_why(WORD_SECONDS):
+                    return
                 why = f"the coordinator at {link.address} ended the negotiation: {said}"
                 self._refuse(coded(code_of(cause) or WorldCode.COORDINATOR_REFUSED, why))
                 return

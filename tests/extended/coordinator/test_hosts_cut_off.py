@@ -16,14 +16,14 @@ from contextlib import ExitStack
 
 import pytest
 from error_codes import ends_with
-from event_words import LISTENING
+from event_words import LISTENING, WAS_LOST
 from fault_training import pass_seconds
 from partitions import Partitions
 from runtime_harness import Program
 from stopped_jobs import UNSEEN
 
 from benchmarks.namespaces import Network, NetworkError, check_possible
-from horovod.base.errors import WorldCode, without_code
+from horovod.base.errors import OperationCode, WorldCode, without_code
 
 RANKS = 3
 COORDINATOR = RANKS  # the number of its host
@@ -233,7 +233,7 @@ def test_the_limit_begins_when_something_is_owed(network: Network) -> None:
 @pytest.mark.parametrize("fewest", [0, 2])
 def test_hosts_that_can_not_connect_to_each_other(network: Network, fewest: int) -> None:
     """fewest: of an elastic job, which goes on where enough are left; 0: the job has a fixed size. The last rank has
-    connected to both of the others before they know.
+    connected to both of the others before they know: it may see their connections end before it is told why.
     """
     environment = {"HOROVOD_UNREACHABLE_TIMEOUT_SECONDS": "2", "HOROVOD_START_TIMEOUT": "600"}
     if fewest:
@@ -246,10 +246,13 @@ def test_hosts_that_can_not_connect_to_each_other(network: Network, fewest: int)
         said = [program.line() for program in ranks]
         for program in ranks:
             program.finish()
-    told = [line[line.index("Rank 1 (pid ") :] for line in said if not line.startswith("world")]
-    assert len(told) == (1 if fewest else RANKS), said
+    goes_on = [line for line in said if line.startswith("world")]
+    assert goes_on == (["world of 2.0"] * 2 if fewest else []), said
+    ends = [line for line in said if line not in goes_on]
+    if not fewest and re.search(ends_with(OperationCode.PEER_LOST, WAS_LOST, " (Rank 2 was running "), ends[-1]):
+        ends.pop()
+    told = [line[line.index("Rank 1 (pid ") :] for line in ends]
     for sentence in told:  # that of rank 2 goes on with what it was running
         assert sentence.startswith(without_code(told[0]))
         assert re.search(ends_with(WorldCode.UNREACHABLE_PEER, "host-0", "host-1", "(eth0): no connection"), sentence)
         assert "host-2" not in sentence
-    assert [line for line in said if line.startswith("world")] == ["world of 2.0"] * (RANKS - len(told))
