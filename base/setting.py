@@ -45,6 +45,9 @@ class Setting:
     secret: bool = False  # the value appears in no message
     launcher: bool = False  # internal: set by launchers for each process, never by a person
     no_effect: str = ""  # why nothing acts on a value that is checked and accepted, to end a sentence with; "": it acts
+    # Choices that do what the default does, each with the reason, to end a sentence with.
+    idle_choices: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)  # other words for choices
 
     def text(self, environ: Mapping[str, str]) -> str:
         """What the variable says; "" where it is unset or empty, which is the same."""
@@ -59,7 +62,8 @@ class Setting:
                 number = int(text) if self.kind == "int" else float(text)
             except ValueError as error:
                 raise self._bad(where, text) from error
-            return self._in_range(number, text, where)
+            # A variable that an old image still sets, and that nothing acts on, stops no job: -1 meant "none" there.
+            return number if self.no_effect and source is None else self._in_range(number, text, where)
         if self.kind == "bool":
             if text.lower() in _TRUE:
                 return True
@@ -72,9 +76,10 @@ class Setting:
                 raise self._bad(where, text)
             return items
         if self.kind == "choice":
-            if text.lower() not in self.choices:
+            choice = self.aliases.get(text.lower(), text.lower())
+            if choice not in self.choices:
                 raise self._bad(where, text)
-            return text.lower()
+            return choice
         if self.kind == "address":
             split_address(text, where)
             return text
@@ -116,10 +121,11 @@ class Setting:
 
     def unheeded(self, value: Any) -> str:
         """The sentence that a checked `value` has no effect; "" where it has one, or asks for nothing special."""
-        if not self.no_effect or value is None or value is False or value == self.default:
+        why = self.no_effect or (self.idle_choices.get(value, "") if self.idle_choices else "")
+        if not why or value is None or value is False or value == self.default:
             return ""
         flag = f" ({self.flag})" if self.flag else ""
-        return f"{self.env}={environment_text(value)}{flag} has no effect: {self.no_effect}."
+        return f"{self.env}={environment_text(value)}{flag} has no effect: {why}."
 
     def meaning(self) -> str:
         """What --help and the documentation say of it."""

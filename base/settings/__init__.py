@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from horovod.base.errors import SettingCode, coded
 from horovod.base.setting import Setting, environment_text, rows
+from horovod.base.words import shortened
 
 from .backends import BackendSettings
 from .data_plane import WIRE_MODES, DataPlaneSettings
-from .earlier import AutotuneSettings, EarlierSettings
+from .earlier import OF_BUILD, OF_BUILD_AND_TESTS, AutotuneSettings, EarlierSettings
 from .observation import ObservationSettings
 from .shared import MAX_SIZE
 from .training import TrainingSettings
@@ -34,8 +35,8 @@ __all__ = [
     "SETTINGS",
     "WIRE_MODES",
     "Settings",
-    "misspelt",
     "resolve",
+    "unread",
     "variables",
 ]
 
@@ -64,6 +65,7 @@ ROWS: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 # No setting: in this variable a rank tells its place to the processes that it starts (worker/runtime/parentage.py).
 PARENT_WORLD: Final = "HOROVOD_PARENT_WORLD"
+MAX_UNREAD: Final = 8  # variables that a warning names
 
 
 def variables(**values: Any) -> dict[str, str]:
@@ -71,16 +73,26 @@ def variables(**values: Any) -> dict[str, str]:
     return {ROWS[name].env: environment_text(value) for name, value in values.items()}
 
 
-def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable of `environ` that is no setting but has almost the name of one."""
+def unread(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable of `environ` that is no setting but has almost the name of one, and one for all
+    others that nothing reads.
+    """
     known = {setting.env.removeprefix("HOROVOD_") for setting in SETTINGS}
     given = {name.removeprefix("HOROVOD_") for name in environ if name.startswith("HOROVOD_")}
-    sentences = []
+    sentences, others = [], []
     for name in sorted(given - known):
+        if name in OF_BUILD or name.startswith(OF_BUILD_AND_TESTS) or f"HOROVOD_{name}" == PARENT_WORLD:
+            continue
         from difflib import get_close_matches  # seldom needed
 
         if close := get_close_matches(name, known, n=1, cutoff=0.85):
             sentences.append(f"HOROVOD_{name} is not a setting; did you mean HOROVOD_{close[0]}?")
+        else:
+            others.append(f"HOROVOD_{name}")
+    if others:
+        several = len(others) > 1
+        which = f"{shortened(others, MAX_UNREAD)} {'are not settings' if several else 'is not a setting'}"
+        sentences.append(f"{which} of this version of Horovod: nothing reads {'them' if several else 'it'}.")
     return sentences
 
 

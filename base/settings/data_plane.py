@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from horovod.base.setting import row
 
-from .shared import COUNT, PATIENCE
+from .shared import COUNT, NO_CCL, NO_MPI, PATIENCE
 
 WIRE_MODES = ("plain", "signed", "encrypted")  # in the order of csrc/base/config.h
 
@@ -27,9 +27,10 @@ class DataPlaneSettings:
         "HOROVOD_CPU_OPERATIONS",
         "native",
         "whose algorithms move CPU tensors: native (shared memory or TCP) or gloo (over TCP, where libgloo-dev was "
-        "there when Horovod was built)",
+        "there when Horovod was built, else native); mpi and ccl, which earlier versions had, mean native",
         section="library_options",
         choices=("native", "gloo", "mpi", "ccl"),
+        idle_choices={"mpi": NO_MPI, "ccl": NO_CCL},
         agreed=True,
     )
     network_interfaces: tuple[str, ...] = row(

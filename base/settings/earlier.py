@@ -7,7 +7,13 @@ from typing import Any
 
 from horovod.base.setting import row
 
-from .shared import NO_MPI
+from .shared import NO_CCL, NO_MPI
+
+# What only builds of earlier versions read, and what tests read, without HOROVOD_: images set these, rightly.
+OF_BUILD = frozenset(
+    {"ALLOW_MIXED_GPU_IMPL", "CMAKE", "DEBUG", "GPU", "LOCAL_VERSION", "SKIP_COMPILE", "VERSION", "WERROR"}
+)
+OF_BUILD_AND_TESTS = ("BUILD_", "CUDA_", "NCCL_", "ROCM_", "SPARK_", "TEST_", "WITH_", "WITHOUT_")
 
 # Each completes "HOROVOD_... has no effect: ...".
 _NO_TUNING = "there are no cycles to tune: batches form by themselves, and algorithms follow from size and topology"
@@ -57,6 +63,6 @@ class EarlierSettings:
         "HOROVOD_GLOO_IFACE", None, "HOROVOD_NETWORK_INTERFACES (--network-interfaces) names the interfaces"
     )
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, NO_MPI)
-    ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, "this version of Horovod has no oneCCL")
+    ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, NO_CCL)
     disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
     enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")

@@ -18,6 +18,7 @@ class ObservationSettings:
         section="logging",
         key="level",
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
+        aliases={"warn": "warning", "critical": "fatal"},
     )
     log_hide_time: bool = row(
         "HOROVOD_LOG_HIDE_TIME",

@@ -13,3 +13,4 @@ COUNT: dict[str, Any] = {"limits": (1, MAX_SIZE)}
 
 # Why settings of earlier versions are accepted and change nothing; completes "HOROVOD_... has no effect: ...".
 NO_MPI = "this version of Horovod has no MPI"
+NO_CCL = "this version of Horovod has no oneCCL"

@@ -16,6 +16,8 @@ import pytest
 from horovod.base.settings import SETTINGS
 from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args
 
+pytestmark = pytest.mark.filterwarnings("ignore:--.* has no effect:DeprecationWarning")
+
 
 class Row(NamedTuple):
     shown: str

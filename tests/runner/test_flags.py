@@ -11,6 +11,8 @@ from event_words import NO_EFFECT
 from horovod.base.errors import LaunchCode, SettingCode
 from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args, refusal
 
+pytestmark = pytest.mark.filterwarnings("ignore:--.* has no effect:DeprecationWarning")
+
 
 def environment(*argv: str) -> dict[str, str]:
     return flag_environment(parse_args(["-np", "1", *argv, "true"]))

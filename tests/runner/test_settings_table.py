@@ -16,7 +16,7 @@ from error_codes import ends_with
 from horovod import _core
 from horovod.base.errors import SettingCode
 from horovod.base.setting import Setting, environment_text
-from horovod.base.settings import ROWS, SETTINGS, Settings, misspelt, resolve
+from horovod.base.settings import PARENT_WORLD, ROWS, SETTINGS, Settings, resolve, unread
 from horovod.common import basics as hvd
 from horovod.coordinator.__main__ import _seconds
 from horovod.coordinator.limits import Limits
@@ -226,9 +226,23 @@ def test_sources_name_settings_only_and_read_them_by_their_row() -> None:
 )
 def test_a_misspelt_variable_is_told(given: str, meant: str) -> None:
     sentence = f"HOROVOD_{given} is not a setting; did you mean HOROVOD_{meant}?"
-    assert misspelt({f"HOROVOD_{given}": "1", "HOROVOD_SIZE": "1", "PATH": "/bin"}) == [sentence]
+    assert unread({f"HOROVOD_{given}": "1", "HOROVOD_SIZE": "1", "PATH": "/bin"}) == [sentence]
 
 
-def test_variables_of_the_build_and_of_other_launchers_are_not_misspelt() -> None:
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["X_LOOP"], "HOROVOD_X_LOOP is not a setting of this version of Horovod: nothing reads it."),
+        (
+            ["X_LOOP", "BGT_X"],
+            "HOROVOD_BGT_X and HOROVOD_X_LOOP are not settings of this version of Horovod: nothing reads them.",
+        ),
+    ],
+)
+def test_a_variable_that_nothing_reads_is_told(given: list[str], sentence: str) -> None:
+    assert unread({f"HOROVOD_{name}": "1" for name in given}) == [sentence]
+
+
+def test_variables_of_the_build_and_of_other_launchers_are_not_told() -> None:
     others = ("WITH_GLOO", "WITHOUT_GLOO", "NCCL_HOME", "NCCL_LIB", "GPU", "SPARK_START_TIMEOUT", "TEST_TIER")
-    assert misspelt({f"HOROVOD_{name}": "1" for name in others}) == []
+    assert unread({PARENT_WORLD: "1", **{f"HOROVOD_{name}": "1" for name in others}}) == []

@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 from error_codes import ends_with
 from event_words import NO_GLOO
-from runtime_harness import allreduce_all, await_first, form_threads, world
+from runtime_harness import allreduce_all, await_first, close_all, form_threads, world
 
 from horovod import _core
 from horovod.base.errors import SettingCode, WorldCode
 from horovod.base.settings import resolve
 from horovod.common import basics as hvd
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime import context as context_module
+from horovod.worker.runtime.epoch import begin
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.offers import engine_options
 
@@ -33,30 +35,33 @@ def _shut_down() -> Iterator[None]:
     hvd.shutdown()
 
 
-@pytest.mark.parametrize(
-    ("value", "code", "shown"),
-    [
-        ("mpi", SettingCode.UNSUPPORTED, "mpi"),
-        ("CCL", SettingCode.UNSUPPORTED, "ccl"),
-        ("smoke", SettingCode.INVALID_SETTING, "'smoke'"),
-    ],
-)
-def test_what_is_not_there_is_refused(
-    monkeypatch: pytest.MonkeyPatch, value: str, code: SettingCode, shown: str
+def test_what_never_was_a_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "smoke")
+    with pytest.raises(ValueError, match=ends_with(SettingCode.INVALID_SETTING, "HOROVOD_CPU_OPERATIONS='smoke' ")):
+        hvd.init()
+
+
+@pytest.mark.parametrize("value", ["mpi", "CCL", "gloo"])
+def test_what_is_not_there_is_told_and_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, coordinator: EmbeddedCoordinator, value: str
 ) -> None:
+    """An image may set it on some hosts: their ranks agree with the others."""
+    monkeypatch.setattr(_core, "gloo_obstacle", lambda: f"This build of Horovod {NO_GLOO}. [no-gloo]")
+    monkeypatch.setattr(context_module, "_told", set())
+    with ThreadPoolExecutor(2) as pool:
+        settings = [
+            resolve({}, {"coordinator": coordinator.address, "size": 2, "cpu_operations": operations})
+            for operations in (value, "native")
+        ]
+        close_all([join.result(60) for join in [pool.submit(begin, one) for one in settings]])
     monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", value)
-    with pytest.raises(ValueError, match=ends_with(code, f"HOROVOD_CPU_OPERATIONS={shown} ")):
-        hvd.init()
-
-
-def test_a_build_without_gloo_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_core, "gloo_obstacle", lambda: "This build of Horovod has no Gloo.")
-    monkeypatch.setenv("HOROVOD_CPU_OPERATIONS", "gloo")
-    with pytest.raises(
-        ValueError, match=ends_with(SettingCode.UNSUPPORTED, "HOROVOD_CPU_OPERATIONS=gloo", f"{NO_GLOO}.")
-    ):
-        hvd.init()
+    hvd.init()
     assert hvd.gloo_built()  # whether it runs without MPI
+    said = [record.getMessage() for record in caplog.records if "CPU_OPERATIONS" in record.getMessage()]
+    assert [one.partition(" (")[0].partition(" has no effect: ")[0] for one in said] == [
+        f"HOROVOD_CPU_OPERATIONS={value.lower()}"
+    ]
+    assert (NO_GLOO in said[0]) == (value == "gloo")
 
 
 def test_the_engine_without_its_gloo_library_loads_and_says_why(tmp_path: Path) -> None:

@@ -128,13 +128,6 @@ def test_of_processors() -> None:
             "HOROVOD_RANK=2 is not a rank of a world of HOROVOD_SIZE=2 processes. [conflicting-settings]",
         ),
         (
-            {"cpu_operations": "ccl"},
-            (
-                "HOROVOD_CPU_OPERATIONS=ccl is not possible: this version of Horovod can't use oneCCL. Use native (the "
-                "default, which needs nothing) or gloo. [unsupported]"
-            ),
-        ),
-        (
             {"cpu_operations": "gloo", "transport": "shm"},
             (
                 "HOROVOD_CPU_OPERATIONS=gloo works over TCP, but HOROVOD_TRANSPORT=shm asks for shared memory. Leave "

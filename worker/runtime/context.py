@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import EngineCode, TrainingCode, WorldCode, coded, without_code
-from horovod.base.settings import SETTINGS, Settings, misspelt, resolve
+from horovod.base.settings import SETTINGS, Settings, resolve, unread
 from horovod.base.telemetry import otel, tracing
 from horovod.worker.runtime import logs, parentage
 from horovod.worker.runtime.epoch import Epochs
@@ -27,6 +27,7 @@ from horovod.worker.runtime.errors import JobDoneError, MemberLostError, StartEr
 from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.host import check_loopback
 from horovod.worker.runtime.parentage import Facts
+from horovod.worker.runtime.plan import without_gloo
 from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
 
 if TYPE_CHECKING:
@@ -310,7 +311,7 @@ def _let_go() -> None:
 def _tell_unheeded(settings: Settings) -> None:
     """One line, once in a process, for each setting that the user gave, or meant to give, and that nothing acts on."""
     unheeded = [setting.unheeded(getattr(settings, setting.name)) for setting in SETTINGS]
-    for sentence in [*unheeded, *misspelt(os.environ)]:
+    for sentence in [*unheeded, without_gloo(settings), *unread(os.environ)]:
         if sentence and sentence not in _told:
             _told.add(sentence)
             log.warning("%s", sentence)

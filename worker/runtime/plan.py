@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
-from horovod.base.settings import SETTINGS, Settings
+from horovod.base.settings import ROWS, SETTINGS, Settings
 from horovod.base.settings.shared import MAX_SIZE
 from horovod.base.version import PROTOCOL_VERSION
 from horovod.worker.runtime.errors import StartError
@@ -34,8 +34,10 @@ def usable(settings: Settings, process_sets: Sequence[Sequence[int]]) -> Setting
     """The settings by which a world is formed; StartError where they, or the sets to begin with, are not usable."""
     _check(settings)
     _tell_of_no_mpi(settings)
+    if settings.cpu_operations in ROWS["cpu_operations"].idle_choices or without_gloo(settings):
+        settings = dataclasses.replace(settings, cpu_operations="native")
     if settings.cpu_operations == "gloo":
-        settings = _with_gloo(settings)
+        settings = _over_tcp(settings)
     if settings.min_size is not None and settings.hung_seconds:
         # Peers notice a silent host; whether the world goes on without it is for the coordinator to say.
         soon = min(settings.unreachable_timeout_seconds, settings.hung_seconds)
@@ -102,15 +104,6 @@ def _check(settings: Settings) -> None:
     if rank is not None and rank >= (size or 1) and settings.min_size is None:
         sentence = f"HOROVOD_RANK={rank} is not a rank of a world of HOROVOD_SIZE={size or 1} processes."
         raise StartError(coded(SettingCode.CONFLICTING_SETTINGS, sentence))
-    if settings.cpu_operations in ("mpi", "ccl"):
-        library = {"mpi": "MPI", "ccl": "oneCCL"}[settings.cpu_operations]
-        raise StartError(
-            coded(
-                SettingCode.UNSUPPORTED,
-                f"HOROVOD_CPU_OPERATIONS={settings.cpu_operations} is not possible: this version of Horovod can't use "
-                f"{library}. Use native (the default, which needs nothing) or gloo.",
-            )
-        )
 
 
 def _tell_of_no_mpi(settings: Settings) -> None:
@@ -123,18 +116,23 @@ def _tell_of_no_mpi(settings: Settings) -> None:
         )
 
 
-def _with_gloo(settings: Settings) -> Settings:
-    """Gloo's algorithms run over our TCP connections; StartError where there is no Gloo."""
+def without_gloo(settings: Settings) -> str:
+    """Why the collectives are our own though the settings ask for Gloo's; "" where they don't, or get them.
+
+    An image, or a script for earlier versions, may set the variable where no libgloo is: results are the same.
+    """
+    if settings.cpu_operations != "gloo":
+        return ""
     from horovod._core import gloo_obstacle
 
-    if obstacle := gloo_obstacle():
-        raise StartError(
-            coded(
-                code_of(obstacle) or SettingCode.UNSUPPORTED,
-                f"HOROVOD_CPU_OPERATIONS=gloo is not possible: {without_code(obstacle)} Without HOROVOD_CPU_OPERATIONS "
-                "Horovod uses its own algorithms, which need nothing.",
-            )
-        )
+    if not (obstacle := gloo_obstacle()):
+        return ""
+    why = f"HOROVOD_CPU_OPERATIONS=gloo has no effect: {without_code(obstacle)} Horovod uses its own algorithms."
+    return coded(code_of(obstacle) or SettingCode.UNSUPPORTED, why)
+
+
+def _over_tcp(settings: Settings) -> Settings:
+    """Gloo's algorithms run over our TCP connections."""
     if settings.transport == "shm":
         raise StartError(
             coded(

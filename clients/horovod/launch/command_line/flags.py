@@ -41,6 +41,11 @@ _REFUSED = {
     "binding_args": "horovodrun starts no mpirun. Give them to mpirun or jsrun in place of horovodrun, or "
     "bind the background threads with --thread-affinity",
 }
+# Options that ask for what is so in any case, by attribute, with the reason, to end a sentence with.
+_IDLE = {
+    "disable_cache": "horovodrun caches nothing",
+    "gloo": "there is one controller, which needs no MPI",
+}
 _NOT_NEGATIVE = {
     "ssh_port": "--ssh-port",
     "min_num_proc": "--min-np",
@@ -77,7 +82,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--completion", choices=("bash", "zsh", "fish"), metavar="SHELL", help="print a completion script, and exit"
     )
-    parser.add_argument("--disable-cache", action="store_true", help="accepted; nothing is cached")
+    parser.add_argument("--disable-cache", action="store_true", help="no effect: horovodrun caches nothing")
     parser.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
     parser.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
@@ -135,7 +140,9 @@ def make_parser() -> Parser:
     )
 
     controller = parser.add_argument_group("controller").add_mutually_exclusive_group()
-    controller.add_argument("--gloo", action="store_true", help="accepted; the built-in controller needs no MPI either")
+    controller.add_argument(
+        "--gloo", action="store_true", help="no effect: there is one controller, which needs no MPI"
+    )
     controller.add_argument("--mpi", action="store_true", help="not built: write mpirun in place of horovodrun")
     controller.add_argument("--jsrun", action="store_true", help="not built: write jsrun in place of horovodrun")
     mpi = parser.add_argument_group("MPI and jsrun")
@@ -173,6 +180,10 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     _check_numbers(args)
     if any("," in names for names in args.network_interface or ()):
         warn_deprecated("several names in one --network-interface", "--network-interfaces a,b")
+    for dest, why in _IDLE.items():
+        if getattr(args, dest):
+            flag = "--" + dest.replace("_", "-")
+            warnings.warn(f"{flag} has no effect: {why}.", DeprecationWarning, stacklevel=2)
     return args
 
 
