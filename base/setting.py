@@ -81,8 +81,9 @@ class Setting:
                 raise self._bad(where, text)
             return choice
         if self.kind == "address":
-            split_address(text, where)
-            return text
+            address = on_loopback(text)
+            split_address(address, where)
+            return address
         if self.kind == "addresses":
             return ",".join(split_addresses(text, where))
         if not text or (self.kind == "token" and not is_token(text)):
@@ -143,7 +144,7 @@ class Setting:
             "bool": "1 or 0 (also true/false, yes/no, on/off)",
             "text": "a text that is not empty",
             "list": "names separated by commas",
-            "address": "host:port, for example 127.0.0.1:29400",
+            "address": "host:port, or :port for 127.0.0.1, for example 127.0.0.1:9400",
             "addresses": "host:port, for example 127.0.0.1:29400, or several separated by commas",
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
@@ -216,6 +217,11 @@ def environment_text(value: Any) -> str:
 def _plain(number: float) -> str:
     """Without the exponent that :g would write."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def on_loopback(address: str) -> str:
+    """ "127.0.0.1:9400" of ":9400", and any other text as it is."""
+    return f"127.0.0.1{address}" if address.startswith(":") and address[1:].isdigit() else address
 
 
 def split_addresses(text: str, source: str) -> list[str]:

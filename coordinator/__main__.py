@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from horovod.base.errors import SettingCode, coded
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.setting import on_loopback
 from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
 from horovod.base.telemetry.logs import JsonFormatter, TextFormatter
@@ -268,8 +269,7 @@ def _web(arguments: argparse.Namespace, tls: ServerTls | None) -> tuple[str | No
         raise _missing("--web-tls shows pages with the certificate of --tls-cert and --tls-key, which are missing.")
     if arguments.web_listen is None:
         return None, None
-    without_host = arguments.web_listen.removeprefix(":")
-    address = ListenAddress.parse(f"127.0.0.1:{without_host}" if without_host.isdigit() else arguments.web_listen)
+    address = ListenAddress.parse(on_loopback(arguments.web_listen))
     token = read_token(arguments.web_token_file) if arguments.web_token_file is not None else None
     check_web_exposure(address, token, arguments.web_tls, arguments.insecure)  # checked before any socket listens
     return str(address), token

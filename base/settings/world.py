@@ -135,7 +135,7 @@ class WorldSettings:
         "HOROVOD_WEB_LISTEN",
         None,
         "where the launcher's coordinator shows its status page, /metrics, /healthz and /readyz, for example "
-        "127.0.0.1:9400; the launcher prints the link that opens them, and where other hosts can connect, "
+        ":9400 (on 127.0.0.1); the launcher prints the link that opens them, and where other hosts can connect, "
         "HOROVOD_WEB_TOKEN_FILE is needed",
         section="params",
         kind="address",

@@ -105,6 +105,13 @@ def test_addresses(text, address):
     assert split_address(text, "coordinator") == address
 
 
+@pytest.mark.parametrize(
+    ("text", "address"), [(":9400", "127.0.0.1:9400"), ("h:9400", "h:9400"), ("[::1]:9400", "[::1]:9400")]
+)
+def test_a_page_without_a_host_is_on_loopback(text, address):
+    assert resolve({"HOROVOD_WEB_LISTEN": text}).web_listen == address
+
+
 def test_every_row_is_complete_and_unique():
     assert [s.name for s in SETTINGS] == [f.name for f in dataclasses.fields(Settings)]
     for column in ("env", "flag", "yaml"):

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[3]
 HOROVODRUN = [sys.executable, "-m", "horovod.launch", "--start-timeout", "200"]
 # A fenced block of Python, and whether the line before it marks it as a fragment, which does not run by itself.
 BLOCK = re.compile(r"(<!-- fragment -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-BEFORE = {"README.md": "import torch\nmodel = torch.nn.Linear(2, 1)\n"}
 QUOTED_ELSEWHERE = {"invalid device ordinal"}  # PyTorch's
 
 MODULES = [
@@ -59,7 +58,7 @@ def test_the_snippets_run_on_two_ranks(page: str, tmp_path: Path) -> None:
     blocks = [code for fragment, code in BLOCK.findall((ROOT / page).read_text()) if not fragment]
     assert blocks
     script = tmp_path / "snippets.py"
-    script.write_text(BEFORE.get(page, "") + "\n".join(blocks))
+    script.write_text("\n".join(blocks))
     settings = ["HOROVOD_DYNAMIC_PROCESS_SETS=1", "HOROVOD_TIMELINE=DYNAMIC"]
     command = ["env", *settings, *HOROVODRUN, "-np", "2", sys.executable, str(script)]
     done = subprocess.run(command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=220)

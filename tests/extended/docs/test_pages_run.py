@@ -1,4 +1,4 @@
-"""The Python of the pages on Spark, Ray, JAX and data sets runs as it is printed."""
+"""The Python of the pages on frameworks, Spark, Ray and data sets runs as it is printed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ ROOT = Path(__file__).parents[3]
 HOROVODRUN = [sys.executable, "-m", "horovod.launch", "--start-timeout", "200", "-np", "2", sys.executable]
 # A fenced block of Python, and whether the line before it marks it as a fragment, which does not run by itself.
 BLOCK = re.compile(r"(<!-- fragment -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-PAGES = {"spark": "pyspark", "ray": "ray", "jax": "jax", "data": "pyarrow"}
+PAGES = {
+    "spark": "pyspark",
+    "ray": "ray",
+    "data": "pyarrow",
+    "jax": "jax",
+    "tensorflow": "tensorflow",
+    "lightning": "lightning",
+}
+ON_RANKS = {"jax", "tensorflow", "lightning"}
 
 
 def blocks_of(page: str) -> list[tuple[str, str]]:
@@ -46,7 +54,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: str, tmp_path: Path)
         pq.write_table(pa.table(rows), tmp_path / "train/part-0.parquet")
     script = tmp_path / "page.py"
     script.write_text("\n".join(code for fragment, code in blocks_of(page) if not fragment))
-    run = HOROVODRUN if page == "jax" else [sys.executable]
+    run = HOROVODRUN if page in ON_RANKS else [sys.executable]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "SPARK_"))}
     environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "RAY_AUTH_MODE": "disabled"}
     environ |= {"JAX_PLATFORMS": "cpu"}

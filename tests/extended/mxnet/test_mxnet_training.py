@@ -242,6 +242,16 @@ def test_the_example(mxnet_python: Path) -> None:
     assert accuracy > 0.85
 
 
+def test_the_page(mxnet_python: Path, tmp_path: Path) -> None:
+    """The Python of docs/mxnet.md runs as it is printed."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/mxnet.md").read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    command = [mxnet_python, "-m", "horovod.launch", "-np", "2", mxnet_python, tmp_path / "page.py"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 # -- ranks that train different weights --------------------------------------------------------------------------------
 def _told(train: Any) -> list[str]:
     collectives.join(-1)  # so that steps count anew
