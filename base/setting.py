@@ -63,7 +63,8 @@ class Setting:
             except ValueError as error:
                 raise self._bad(where, text) from error
             # A variable that an old image still sets, and that nothing acts on, stops no job: -1 meant "none" there.
-            return number if self.no_effect and source is None else self._in_range(number, text, where)
+            is_none = number == -1 and bool(self.no_effect) and source is None
+            return number if is_none else self._in_range(number, text, where)
         if self.kind == "bool":
             if text.lower() in _TRUE:
                 return True
