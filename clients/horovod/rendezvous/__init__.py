@@ -22,7 +22,7 @@ def task_of(settings: Settings, environ: Mapping[str, str]) -> Task | None:
     who it is themselves (size or rank) or HOROVOD_CLUSTER=none. ValueError where variables contradict themselves."""
     if settings.cluster == "none" or settings.rank is not None or settings.min_size is not None:
         return None  # who is in an elastic world changes: no launcher's numbers say it
-    names = CLUSTERS if settings.cluster == "auto" else (settings.cluster,)
+    names: tuple[str, ...] = CLUSTERS if settings.cluster == "auto" else (settings.cluster,)
     clusters: list[Any] = [importlib.import_module(f"horovod.rendezvous.{name}") for name in names]
     if settings.size is not None:
         clusters = [one for one in clusters if getattr(one, "SIZE_IS_GIVEN", False)]
