@@ -70,13 +70,11 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.ssh": f"{_LAUNCH} launch launch.hosts",
     "launch.function": _LAUNCHERS,
     "launch.commands": _LAUNCHERS,
-    "launch.manual": "base launch.command_line launch.commands",
     "launch.__main__": f"{_LAUNCHERS} launch.commands launch.function",
     "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",
     "ray": f"{_LAUNCH} common launch launch.elastic runner",
     "spark": f"{_LAUNCH} common launch launch.elastic launch.console launch.function runner data lightning torch "
     "tensorflow tensorflow.data _keras",
-    "frameworks_page": "base",
     "": "base launch.function",  # the package `horovod` itself
 }
 

@@ -14,8 +14,8 @@ from error_codes import ends_with
 from horovod.base.errors import SettingCode
 from horovod.base.settings import resolve
 from horovod.base.settings.world import CLUSTERS
-from horovod.rendezvous import kubernetes, pbs, task_of, torchrun
-from horovod.rendezvous.nodelist import first_node
+from horovod.rendezvous import task_of
+from horovod.rendezvous.clusters import FINDERS, find_kubernetes, find_pbs, find_torchrun, first_node
 
 OPEN_MPI = {  # Open MPI 4.1.4: mpirun -np 2
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -208,7 +208,7 @@ def test_the_host_of_rank_0(environ: Mapping[str, str], host: str | None) -> Non
 
 @pytest.mark.parametrize(("port", "ports"), [(29500, range(29516, 29564)), (65530, range(65466, 65514))])
 def test_ports_near_that_of_torchrun(port: int, ports: range) -> None:
-    task = torchrun.find({**TORCHRUN, "MASTER_PORT": str(port)})
+    task = find_torchrun({**TORCHRUN, "MASTER_PORT": str(port)})
     assert task is not None
     assert task.ports == ports
     assert port not in ports
@@ -226,7 +226,7 @@ def test_ports_near_that_of_torchrun(port: int, ports: range) -> None:
 )
 def test_pods_of_an_indexed_job(host: str, full: str, first: str | None) -> None:
     environ = {**INDEXED_JOB, "HOSTNAME": host, "HOROVOD_SIZE": "3"}
-    task = kubernetes.find(environ, full_name=lambda name: full)
+    task = find_kubernetes(environ, full_name=lambda name: full)
     assert task is not None
     assert (task.rank, task.size, task.one_host, task.first_host) == (1, 3, False, first)
 
@@ -250,7 +250,7 @@ def test_tasks_of_pbsdsh(
     environ: Mapping[str, str], lines: str, expected: tuple[int, int, bool, str], tmp_path: Path
 ) -> None:
     (tmp_path / "nodes").write_text(lines)
-    task = pbs.find({**environ, "PBS_NODEFILE": str(tmp_path / "nodes")})
+    task = find_pbs({**environ, "PBS_NODEFILE": str(tmp_path / "nodes")})
     assert task is not None
     assert (task.rank, task.size, task.one_host, task.first_host) == expected
 
@@ -258,7 +258,7 @@ def test_tasks_of_pbsdsh(
 def test_pbsdsh_tells_processes_of_one_host_not_apart(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("n1\nn1\nn2\nn2\n")
     with pytest.raises(ValueError, match=ends_with(SettingCode.LAUNCHER_VARIABLES, "pbsdsh", "-hostfile $PBS_")):
-        pbs.find({**PBSDSH, "PBS_NODEFILE": str(tmp_path / "nodes")})
+        find_pbs({**PBSDSH, "PBS_NODEFILE": str(tmp_path / "nodes")})
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,5 @@ def test_what_is_no_list_of_hosts(nodes: str) -> None:
         first_node(nodes)
 
 
-def test_each_file_that_finds_a_rank_is_in_the_list() -> None:
-    folder = Path(kubernetes.__file__).parent
-    assert sorted(CLUSTERS) == sorted(path.stem for path in folder.glob("*.py") if "\ndef find(" in path.read_text())
+def test_each_launcher_that_is_known_can_be_named() -> None:
+    assert sorted(CLUSTERS) == sorted(FINDERS)

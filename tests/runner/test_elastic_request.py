@@ -13,8 +13,7 @@ from event_words import DEPRECATED, NO_EFFECT, tells
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
 from horovod.base.settings import SETTINGS, variables
 from horovod.launch.__main__ import run_commandline
-from horovod.launch.elastic.policy import write_policy
-from horovod.launch.elastic.request import ElasticRequest, Replacement, Supply
+from horovod.launch.elastic.request import ElasticRequest, Replacement, Supply, write_policy
 from horovod.protos.v1 import jobs_pb2
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscoveryScript
 

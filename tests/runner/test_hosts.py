@@ -10,8 +10,7 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import SettingCode
-from horovod.rendezvous import lsf
-from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
+from horovod.rendezvous.hosts import HostSlots, fill, in_lsf_job, lsf_hosts, parse_hostfile, parse_hosts, remote
 
 
 def test_hosts_keep_their_order_and_slots() -> None:
@@ -72,19 +71,19 @@ def test_a_file_of_a_batch_system_has_a_line_for_each_slot(tmp_path: Path) -> No
 )
 def test_lsf_tells_the_hosts_of_its_job(text: str, hosts: tuple[HostSlots, ...]) -> None:
     environ = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": text}
-    assert lsf.present(environ)
-    assert lsf.allocated(environ) == hosts
+    assert in_lsf_job(environ)
+    assert lsf_hosts(environ) == hosts
 
 
 @pytest.mark.parametrize("text", ["h1", "h1 2 h2", "h1 two"])
 def test_what_lsf_would_not_write(text: str) -> None:
     with pytest.raises(ValueError, match=ends_with(SettingCode.LAUNCHER_VARIABLES, f"LSB_MCPU_HOSTS={text!r}")):
-        lsf.allocated({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": text})
+        lsf_hosts({"LSB_JOBID": "7", "LSB_MCPU_HOSTS": text})
 
 
 def test_without_lsf_there_are_no_hosts_of_its() -> None:
-    assert not lsf.present({"LSB_JOBID": "7"})
-    assert not lsf.present({"LSB_MCPU_HOSTS": "h1 2"})
+    assert not in_lsf_job({"LSB_JOBID": "7"})
+    assert not in_lsf_job({"LSB_MCPU_HOSTS": "h1 2"})
 
 
 @pytest.mark.parametrize("line", ["h1 2", "h1:2", "h1 slots=", "h1 slots=two", "h1 slots=2 max=3"])

@@ -19,8 +19,7 @@ from error_codes import ends_with
 
 from horovod.base.errors import ClusterCode, ErrorCode
 from horovod.launch.cluster.job_file import archive as archives
-from horovod.launch.cluster.job_file.archive import pack
-from horovod.launch.cluster.job_file.ignore import IGNORE_FILE, Ignored
+from horovod.launch.cluster.job_file.archive import IGNORE_FILE, Ignored, pack
 from horovod.worker.agent.code import CodeCache, unpack
 
 PATTERNS = [

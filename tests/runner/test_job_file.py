@@ -14,8 +14,7 @@ from error_codes import ends_with
 
 from horovod.base.errors import ClusterCode
 from horovod.coordinator.core.cluster.job import refusal_of
-from horovod.launch.cluster.job_file.job_file import JobFile
-from horovod.launch.cluster.job_file.schema import KNOWN, check, schema
+from horovod.launch.cluster.job_file.job_file import KNOWN, JobFile, check, schema
 from horovod.launch.located import LineError, load
 
 Write = Callable[[str], Path]

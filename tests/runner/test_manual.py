@@ -7,18 +7,18 @@ import shlex
 from pathlib import Path
 
 import pytest
+from launcher_page import with_options
 
 from horovod.launch import commands
 from horovod.launch.command_line.config_file import read_config
 from horovod.launch.command_line.flags import flag_environment, make_parser, parse_args, refusal
-from horovod.launch.manual import with_options
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "launcher.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
 def test_the_options_are_those_of_the_parser() -> None:
-    assert with_options(TEXT) == TEXT, "python -m horovod.launch.manual docs/launcher.md"
+    assert with_options(TEXT) == TEXT, "python docs/tools/launcher_page.py docs/launcher.md"
 
 
 def test_every_option_that_the_page_names_exists() -> None:

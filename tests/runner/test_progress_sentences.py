@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import DEADLINE_S, LAUNCHER, Launched
 
-from horovod.launch.console.progress import FIRST_LINE_S, PlainLines, Seen, hosts_sentence, sentence
+from horovod.launch.console.report import FIRST_LINE_S, PlainLines, Seen, hosts_sentence, sentence
 from horovod.worker.agent.output import Console, Writer
 
 ONE_LATER = """

@@ -33,7 +33,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2
 from horovod.rendezvous import join
-from horovod.rendezvous.task import Task
+from horovod.rendezvous.clusters import Task
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.session import Session

@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 
 import pytest
 from error_codes import ends_with
+from settings_page import markdown
 
 from horovod import _core
 from horovod.base.errors import SettingCode
@@ -22,7 +23,6 @@ from horovod.coordinator.__main__ import _seconds
 from horovod.coordinator.limits import Limits
 from horovod.launch.command_line.config_file import read_config
 from horovod.launch.command_line.flags import flag_environment, parse_args
-from horovod.launch.settings_page import markdown
 from horovod.protos.v1.agents_pb2 import PlacedRank
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
@@ -200,7 +200,7 @@ def test_init_documents_the_variables_of_its_arguments() -> None:
 
 def test_the_page_in_docs_is_current() -> None:
     page = (ROOT / "docs" / "settings.md").read_text()
-    assert page == markdown(), "python -m horovod.launch.settings_page > docs/settings.md"
+    assert page == markdown(), "python docs/tools/settings_page.py > docs/settings.md"
     assert [row.env for row in SETTINGS if f"`{row.env}`" not in page] == []
 
 

@@ -14,8 +14,8 @@ from event_words import tells
 from test_found_hosts import follows  # noqa: F401 - a fixture
 
 from horovod.coordinator.core.world.overview import JobOverview
+from horovod.launch.console.report import Spares
 from horovod.launch.elastic.request import ElasticRequest, Replacement
-from horovod.launch.elastic.spares import Spares
 
 Run = Callable[..., CompletedProcess[str]]
 

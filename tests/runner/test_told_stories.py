@@ -17,7 +17,7 @@ from test_changing_sizes import source
 
 from horovod.base.errors import ClusterCode
 from horovod.launch.cluster.job_commands import as_story, as_table
-from horovod.launch.console.story import StoryLines
+from horovod.launch.console.report import StoryLines
 from horovod.protos.v1 import jobs_pb2, story_pb2
 
 Run = Callable[..., CompletedProcess[str]]

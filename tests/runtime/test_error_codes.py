@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from error_codes import ends_with
+from errors_page import markdown
 
 from horovod.base.errors import (
     FAMILIES,
@@ -18,7 +19,6 @@ from horovod.base.errors import (
     coded_like,
     without_code,
 )
-from horovod.base.errors.page import markdown
 from horovod.base.words import printable
 from horovod.common.exceptions import HorovodInternalError
 
@@ -81,4 +81,4 @@ def test_the_engine_has_no_other_words() -> None:
 
 def test_the_page_is_current() -> None:
     page = (ROOT / "docs" / "errors.md").read_text()
-    assert page == markdown(), "python -m horovod.base.errors.page > docs/errors.md"
+    assert page == markdown(), "python docs/tools/errors_page.py > docs/errors.md"

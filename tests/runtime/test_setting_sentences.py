@@ -15,8 +15,8 @@ from horovod.base.setting import split_address
 from horovod.base.settings import ROWS, SETTINGS, resolve
 from horovod.common import basics as hvd
 from horovod.rendezvous import task_of
+from horovod.rendezvous.clusters import first_node
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts
-from horovod.rendezvous.nodelist import first_node
 from horovod.worker.runtime.affinity import background_cpu
 from horovod.worker.runtime.plan import usable
 from horovod.worker.runtime.timeline import Timeline

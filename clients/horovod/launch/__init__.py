@@ -10,8 +10,7 @@ launchers.py has the list of launchers, and the first that takes a job of `horov
 hosts imports cluster, and the launcher only says how a line is run on another host. Otherwise launchers do not import
 each other. What they share imports none of them: `command_line` (options, the file of settings), `console` (signals,
 streams, progress, the outcome), `elastic` (what is asked of an elastic job, and the driver of hosts that come and go),
-and beside the rooms asked.py, observed.py and task.py, which is the program of a rank of `horovod.run`.
-manual.py and settings_page.py make pages of docs/.
+and beside the rooms asked.py, own_coordinator.py and task.py, which is the program of a rank of `horovod.run`.
 """
 
 import horovod.grpc_output  # noqa: F401 - before any module here imports gRPC

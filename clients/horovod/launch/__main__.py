@@ -18,7 +18,7 @@ from horovod.launch import commands
 from horovod.launch.asked import FAILED, USAGE, Asked, RefusedError, in_words, say
 from horovod.launch.command_line import flags
 from horovod.launch.command_line.config_file import read_config
-from horovod.launch.command_line.job_flags import misplaced, unused_coordinator
+from horovod.launch.command_line.flags import misplaced, unused_coordinator
 from horovod.launch.launchers import launcher_of
 from horovod.rendezvous import task_of
 

@@ -14,8 +14,7 @@ from horovod.base.telemetry.logs import line_of
 from horovod.base.words import for_people, is_out_of_descriptors, joined, plural, reason_of
 from horovod.launch.console import standard_input
 from horovod.launch.elastic.request import ElasticRequest
-from horovod.rendezvous import lsf
-from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts
+from horovod.rendezvous.hosts import HostSlots, fill, in_lsf_job, lsf_hosts, parse_hostfile, parse_hosts
 
 USAGE = 2  # exit codes of a launcher
 FAILED = 1
@@ -99,8 +98,8 @@ class Asked:
             return parse_hosts(args.hosts)
         if args.hostfile is not None:
             return parse_hostfile(args.hostfile)
-        if lsf.present(os.environ) and args.host_discovery_script is None and args.coordinator is None:
-            return lsf.allocated(os.environ)
+        if in_lsf_job(os.environ) and args.host_discovery_script is None and args.coordinator is None:
+            return lsf_hosts(os.environ)
         return None
 
     def check_elastic(self, count: int, host_count: int | None) -> None:

@@ -21,7 +21,7 @@ from horovod.base.errors import ErrorCode, LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.launch import task
 from horovod.launch.command_line.flags import interface_variable
-from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.console.streams import PythonStreams
 from horovod.launch.elastic import times
 from horovod.launch.elastic.request import ElasticRequest
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
@@ -152,7 +152,7 @@ def run(
 
     # Guardian first: the job makes threads and gRPC channels.
     with Guardian() as guardian, task.Exchange(len(names), *call) as exchange:
-        from horovod.launch.console.progress import Progress
+        from horovod.launch.console.report import Progress
         from horovod.launch.local.job import LocalJob, run_job, share_of_cores
 
         environ.update(share_of_cores(environ, len(names)))

@@ -1,12 +1,21 @@
-"""A coordinator for processes that something else places, as Ray and Spark do: in the driver, while they are there."""
+"""The launcher's own coordinator: its pages, the trace of its job, and one for processes that something else places.
+
+Ray and Spark place processes. The coordinator of such a job lives in the driver, while the processes are there, and
+knows their hosts by names that no two of them share.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypedDict
 
 from horovod.base.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.base.settings import Settings
+from horovod.base.telemetry import Registry, otel, tracing
+from horovod.base.tokens import read_token
 from horovod.coordinator.address import ListenAddress, everywhere
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.core.ending import RankEnded
@@ -15,10 +24,10 @@ from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls
-from horovod.launch.observed import pages_of, tell_pages
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.runtime.host import choose_interfaces, interfaces
 
+_SHORTEST = 4  # digits of a host's id that follow its name
 _ADVICE = (
     "Install the program openssl or the package cryptography where the driver runs: each job then has a "
     "certificate of its own."
@@ -125,3 +134,75 @@ class OwnCoordinator:
 def _address_of(nics: Iterable[str]) -> str:
     names = list(nics)
     return choose_interfaces(interfaces(), names)[0].addresses[0] if names else ""
+
+
+class Pages(TypedDict):
+    """Fields of CoordinatorConfig."""
+
+    web_listen: str | None
+    web_token: str | None
+
+
+def pages_of(settings: Settings) -> Pages:
+    """Raises OSError, with a sentence, when the file of the token can't be used."""
+    token = read_token(settings.web_token_file) if settings.web_listen and settings.web_token_file else None
+    return {"web_listen": settings.web_listen, "web_token": token}
+
+
+def tell_pages(coordinator: EmbeddedCoordinator) -> None:
+    """Says on stderr where its pages are, if it has any: the link may have a token in it that nobody else knows."""
+    if coordinator.web_link:
+        print(f"Horovod shows the state of the job at {coordinator.web_link}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def traced(ranks: int, registry: Registry | None = None) -> Iterator[dict[str, str]]:
+    """A span for the whole job, where OTEL_* asks for one, and the variables that make the ranks' spans parts of it.
+
+    registry: of the launcher's own coordinator, whose metrics are exported then.
+    """
+    end = otel.start("horovodrun", registry)
+    try:
+        with tracing.span("horovodrun", ranks=ranks) as span:
+            yield {tracing.VARIABLE: span.traceparent} if span.traceparent else {}
+    finally:
+        end()
+
+
+def host_names(nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """A name for each id, of pairs of id and name of the host: that name where no other id has it.
+
+    >>> host_names([("aaaa11", "gpu-1"), ("bbbb22", "gpu-2"), ("cccc33", "gpu-2")])
+    {'aaaa11': 'gpu-1', 'bbbb22': 'gpu-2-bbbb', 'cccc33': 'gpu-2-cccc'}
+    """
+    hosts = dict(nodes)
+    names = {}
+    for node, host in hosts.items():
+        others = [other for other, its_host in hosts.items() if its_host == host and other != node]
+        length = _SHORTEST
+        while any(other[:length] == node[:length] for other in others):
+            length += 1
+        names[node] = f"{host}-{node[:length]}" if others else host
+    return names
+
+
+class HostNames:
+    """The same for hosts that come one after the other: each keeps the name that it has got, and no other gets it."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, str] = {}  # id of a host -> its name, for all hosts that have come
+        self._names: dict[str, str] = {}
+
+    def given(self, nodes: Sequence[tuple[str, str]]) -> dict[str, str]:
+        """Of these, and of all that came before.
+
+        >>> names = HostNames()
+        >>> names.given([("aaaa11", "gpu-1")])
+        {'aaaa11': 'gpu-1'}
+        >>> names.given([("bbbb22", "gpu-1")])
+        {'aaaa11': 'gpu-1', 'bbbb22': 'gpu-1-bbbb'}
+        """
+        self._hosts |= dict(nodes)
+        for node, name in host_names(list(self._hosts.items())).items():
+            self._names.setdefault(node, name)
+        return self._names

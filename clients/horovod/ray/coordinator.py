@@ -19,9 +19,8 @@ import ray.util
 
 from horovod.base.settings import Settings, resolve, variables
 from horovod.coordinator.core.ranks import Place, Seat, assign
-from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
-from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.launch.own_coordinator import OwnCoordinator, host_names
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 from horovod.worker.rank_environment import Place as AnyPlace
 

@@ -28,8 +28,7 @@ from horovod.base.errors import LaunchCode, code_of, coded, without_code
 from horovod.base.settings import Settings, resolve, variables
 from horovod.base.tasks import end_tasks
 from horovod.launch.elastic.driver import Changed, Driver, Prepare, driven
-from horovod.launch.elastic.policy import elastic_variables, write_policy
-from horovod.launch.elastic.request import ElasticRequest
+from horovod.launch.elastic.request import ElasticRequest, elastic_variables, write_policy
 from horovod.protos.v1 import jobs_pb2
 from horovod.ray.adapter import Adapter, BaseParams, Meanwhile, not_started, wait, why_interrupted
 from horovod.ray.cluster import RayHostDiscovery, ResourceRequests, TestDiscovery

@@ -29,9 +29,8 @@ from ray.train.backend import Backend, BackendConfig
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import ROWS, resolve, variables
 from horovod.coordinator.core.ranks import Seat, assign
-from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment, of_driver
-from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.launch.own_coordinator import OwnCoordinator, host_names
 from horovod.ray.coordinator import coordinator_for, membership, visible_gpus
 from horovod.ray.worker import Reported, Whereabouts, enter, given_variables, leave_world, whereabouts
 

@@ -1,20 +1,22 @@
-"""Which hosts a job may use: the strings and files that people write, and which of those names mean this machine."""
+"""Which hosts a job may use: what people write, or LSF, and which of those names mean this machine.
+
+horovodrun takes -np and -H from LSF where they are not given.
+"""
 
 from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-
-import psutil
 
 from horovod.base.errors import SettingCode, coded
 from horovod.base.host_name import wrong_host_name
 
 _ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
+_LSF_HOSTS = "LSB_MCPU_HOSTS"  # "host slots host slots ..."
 _LINE = re.compile(r"([\w.-]+)(?:\s+slots\s*=\s*([0-9]+))?", re.ASCII)
 
 
@@ -92,6 +94,8 @@ def fill(hosts: Sequence[HostSlots], count: int) -> tuple[str, ...]:
 
 def remote(names: Iterable[str]) -> list[str]:
     """Those of `names` that do not mean this machine."""
+    import psutil  # late: hvd.init() reads the launcher's variables without it
+
     here = {"localhost", socket.gethostname().lower(), socket.getfqdn().lower()}
     addresses = {address.address for interface in psutil.net_if_addrs().values() for address in interface}
     found = []
@@ -105,6 +109,32 @@ def remote(names: Iterable[str]) -> list[str]:
         if not any(address in addresses or address.startswith("127.") for address in resolved):
             found.append(name)
     return found
+
+
+def in_lsf_job(environ: Mapping[str, str]) -> bool:
+    """Whether this process belongs to an LSF job that tells its hosts."""
+    return "LSB_JOBID" in environ and bool(environ.get(_LSF_HOSTS, "").strip())
+
+
+def lsf_hosts(environ: Mapping[str, str]) -> tuple[HostSlots, ...]:
+    """The hosts of the job and their slots. ValueError where LSB_MCPU_HOSTS is not what LSF writes.
+
+    On systems where jsrun starts processes the first host is the one that runs the batch script: it has a single slot,
+    the others have many, and no process is to be placed on it.
+    """
+    words = environ[_LSF_HOSTS].split()
+    try:
+        hosts = parse_hosts(",".join(f"{name}:{count}" for name, count in zip(words[::2], words[1::2], strict=True)))
+    except ValueError as error:
+        raise ValueError(
+            coded(
+                SettingCode.LAUNCHER_VARIABLES,
+                f"{_LSF_HOSTS}={environ[_LSF_HOSTS]!r} is not usable: expected host slots host slots, as LSF writes "
+                "it. Give -np and -H yourself.",
+            )
+        ) from error
+    batch_host_apart = len(hosts) > 1 and hosts[0].slots == 1 and min(host.slots for host in hosts[1:]) > 1
+    return hosts[1:] if batch_host_apart else hosts
 
 
 def _merge(found: Sequence[HostSlots], where: str) -> tuple[HostSlots, ...]:

@@ -35,8 +35,8 @@ from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.settings import Settings
 from horovod.base.tls import unnamed_file
 from horovod.rendezvous import task_of
+from horovod.rendezvous.clusters import Task
 from horovod.rendezvous.meeting import Meeting, Published, folder, publish, read
-from horovod.rendezvous.task import Task
 from horovod.worker.runtime import context
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.token import given_token

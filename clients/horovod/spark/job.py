@@ -24,13 +24,11 @@ from horovod.coordinator.core.ending import AFTERMATH_S, RankEnded, how
 from horovod.coordinator.core.ranks import Place
 from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task as function
-from horovod.launch.console.python_streams import PythonStreams
-from horovod.launch.console.story import StoryLines
-from horovod.launch.elastic.policy import elastic_variables
-from horovod.launch.elastic.request import REPLACEMENTS_PER_PROCESS, Replacement
-from horovod.launch.host_names import HostNames
+from horovod.launch.console.report import StoryLines
+from horovod.launch.console.streams import PythonStreams
+from horovod.launch.elastic.request import REPLACEMENTS_PER_PROCESS, Replacement, elastic_variables
 from horovod.launch.job_environment import job_environment
-from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.launch.own_coordinator import HostNames, OwnCoordinator
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.attending import LOST, Attempt, Tasks
 from horovod.spark.cluster import Cluster

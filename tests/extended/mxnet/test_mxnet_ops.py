@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from error_codes import ends_with
+from frameworks_page import options
 from worlds import World
 
 from horovod.base.errors import ErrorCode, OperationCode, TrainingCode
-from horovod.frameworks_page.sources import options
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 

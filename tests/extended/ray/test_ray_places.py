@@ -12,8 +12,8 @@ from error_codes import ends_with
 pytest.importorskip("ray")
 
 from horovod.base.errors import LaunchCode, SettingCode
-from horovod.launch.host_names import host_names
 from horovod.launch.job_environment import job_environment
+from horovod.launch.own_coordinator import host_names
 from horovod.ray import BaseHorovodWorker, ElasticRayExecutor, RayExecutor, ray_logger
 from horovod.ray.coordinator import seated, visible_gpus
 from horovod.ray.runner import Coordinator, MiniSettings

@@ -17,8 +17,7 @@ from pyspark import SparkConf
 
 from horovod.base.errors import DataCode, LaunchCode, TrainingCode, WorldCode
 from horovod.base.settings import Settings
-from horovod.launch.host_names import HostNames
-from horovod.launch.own_coordinator import OwnCoordinator
+from horovod.launch.own_coordinator import HostNames, OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
 from horovod.spark.cluster import SparkCluster, why_unusable

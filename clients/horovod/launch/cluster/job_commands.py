@@ -246,7 +246,7 @@ def _age(seconds: float) -> str:
 def _logs(args: argparse.Namespace) -> int:
     from horovod.launch.cluster.client import REFUSED_S
     from horovod.launch.cluster.submission import attended
-    from horovod.launch.console.python_streams import PythonStreams
+    from horovod.launch.console.streams import PythonStreams
     from horovod.worker.agent.output import Console
 
     request = jobs_pb2.Open(job=args.job, output=True, ranks=args.rank, until_now=not args.follow)

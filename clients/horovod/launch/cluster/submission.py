@@ -15,12 +15,10 @@ from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import for_people, joined, ranks_in_words
 from horovod.launch.cluster.client import Access, ClusterClient, FollowedJob, coordinators_of, exported
 from horovod.launch.console.control import Control, without_loop
-from horovod.launch.console.python_streams import PythonStreams
-from horovod.launch.console.report import last_lines, outcome_of
-from horovod.launch.console.story import ASK_S, story_told
-from horovod.launch.console.terminal import terminal_size
-from horovod.launch.elastic.policy import elastic_variables, write_policy
-from horovod.launch.observed import traced
+from horovod.launch.console.report import ASK_S, last_lines, outcome_of, story_told
+from horovod.launch.console.streams import PythonStreams, terminal_size
+from horovod.launch.elastic.request import elastic_variables, write_policy
+from horovod.launch.own_coordinator import traced
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots, fill

@@ -11,15 +11,14 @@ import argparse
 import difflib
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without_code
 from horovod.base.setting import Setting
 from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
 from horovod.base.version import __version__
-from horovod.launch.command_line.job_flags import add_job_flags
-from horovod.rendezvous import lsf
+from horovod.rendezvous.hosts import in_lsf_job
 
 # Options of earlier versions that mean the same as one in the table: (option, the value it stores, what to write in its
 # place where it is deprecated). --help hides them.
@@ -168,7 +167,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args.command = list(argv[end + 1 :] if argv[end : end + 1] == ["--"] else argv[end:])
     if args.check_build or args.completion:
         return args
-    if args.num_proc is None and not lsf.present(os.environ):
+    if args.num_proc is None and not in_lsf_job(os.environ):
         parser.error("-np is missing: say how many processes to start, for example -np 2")
     named = {"-H": args.hosts, "-hostfile": args.hostfile, "--host-discovery-script": args.host_discovery_script}
     given = [flag for flag, value in named.items() if value is not None]
@@ -282,3 +281,72 @@ def _command_start(parser: Parser, argv: Sequence[str]) -> int:
         takes = actions[min(matches)].nargs  # several matches: argparse says that the option is ambiguous
         at += 1 if equals else 1 + (1 if takes is None else int(takes))
     return min(at, len(argv))
+
+
+def add_job_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds these options to the parser, as a group of their own."""
+    jobs = parser.add_argument_group("jobs on registered agents")
+    jobs.add_argument(
+        "--coordinator",
+        metavar="A:29400,B:29400",
+        help="run on the agents that are registered there; HOROVOD_COORDINATOR alone does not do that",
+    )
+    jobs.add_argument("--detach", action="store_true", help="print the job's id and leave; see `horovodrun logs -f ID`")
+    jobs.add_argument("--job-name", metavar="NAME", help="what the job's id begins with; default: the program's name")
+    jobs.add_argument("--gpus-per-process", type=_number(int), metavar="N", help="GPUs that each process gets")
+    jobs.add_argument("--cpus-per-process", type=_number(float), metavar="X", help="CPUs that each process needs")
+    jobs.add_argument("--memory-gb-per-process", type=_number(float), metavar="GB", help="memory that each needs")
+    jobs.add_argument(
+        "--label", action="append", default=[], type=_label, metavar="K=V", help="only on hosts with it; repeatable"
+    )
+
+
+def misplaced(args: argparse.Namespace) -> str:
+    """The sentence for an option that means something only with --coordinator; empty when there is none."""
+    given = {
+        "--detach": args.detach,
+        "--gpus-per-process": args.gpus_per_process,
+        "--cpus-per-process": args.cpus_per_process,
+        "--memory-gb-per-process": args.memory_gb_per_process,
+        "--label": args.label,
+    }
+    for flag, value in given.items():
+        if value:
+            sentence = f"{flag} is for jobs on registered agents: name their coordinator with --coordinator host:port."
+            return coded(LaunchCode.CONFLICTING_OPTIONS, sentence)
+    return ""
+
+
+def unused_coordinator(environ: Mapping[str, str]) -> str:
+    """The sentence for somebody who names a cluster in the environment, and starts a job without it; else empty.
+
+    The variable says where a process joins its world, and `ps` and the like where to ask. A launcher that took it for
+    an order would send a job that is started within a rank to the coordinator of that rank's own job.
+    """
+    named = ROWS["coordinator"].text(environ).strip()
+    if not named or ROWS["rank"].text(environ):
+        return ""
+    return (
+        f"HOROVOD_COORDINATOR names {named}, which this job does not use: this launcher starts its processes itself. "
+        f"`horovodrun --coordinator {named} ...` runs it on the agents that are registered there."
+    )
+
+
+def _number(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            value: float = kind(text)
+        except ValueError:
+            value = -1
+        if not 0 <= value < 1e9:
+            raise argparse.ArgumentTypeError(f"expected a number >= 0, not {text!r}")
+        return value
+
+    return read
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise argparse.ArgumentTypeError(f"expected key=value, not {text!r}")
+    return key, value

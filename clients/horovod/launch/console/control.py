@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from horovod.base.errors import LaunchCode, coded
-from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.console.streams import PythonStreams
 from horovod.worker.agent.output import Console
 
 _FAILED = 1

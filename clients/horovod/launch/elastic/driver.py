@@ -27,7 +27,7 @@ from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
 from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.coordinator.core.elastic.decision import limit_in_words
-from horovod.launch.console.progress import Progress
+from horovod.launch.console.report import Progress
 from horovod.launch.elastic.discovering import Discovering
 from horovod.launch.elastic.request import Supply
 from horovod.launch.elastic.times import period_s

@@ -1,14 +1,22 @@
-"""What is asked of an elastic job, by options of horovodrun or arguments of horovod.run: checked here for both."""
+"""What is asked of an elastic job, by options of horovodrun or arguments of horovod.run: checked here for both.
+
+The scheduler is told it as a policy in the job's description, its processes by variables.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
+from horovod.base.settings import resolve, variables
 from horovod.launch.elastic.discovery import HostDiscovery, HostDiscoveryScript, command_of
+
+if TYPE_CHECKING:
+    from horovod.protos.v1 import jobs_pb2
 
 _COOLDOWN_LIMIT_S = 3600
 # The default. A program that fails at its start would otherwise be started without end.
@@ -188,3 +196,33 @@ class ElasticRequest:
             name = names["host_discovery_script"]
             sentence = f"{name} names {program!r}, which {reason}: expected a program that prints host:slots."
             raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+
+
+def write_policy(spec: jobs_pb2.JobSpec, replacement: Replacement | None, environ: Mapping[str, str]) -> None:
+    """Writes it into the job, of which `environ` is. replacement: None where it ends with its first failed process.
+
+    What a setting says of the job has the name of the field, behind `elastic_` (docs/adr/0119-rules-by-name.md).
+    """
+    if replacement is None:
+        return
+    policy = spec.policy
+    policy.replaces_failed = True
+    policy.supplied_hosts = replacement.supplied
+    if replacement.most is not None:
+        policy.most_replacements, policy.since_progress = replacement.most, replacement.since_progress
+    policy.fewest, policy.most = replacement.sizes[0], replacement.most_slots or 0
+    policy.spares = replacement.spares
+    policy.cooldown_least_seconds, policy.cooldown_most_seconds = replacement.cooldown_s or (0, 0)
+    settings = resolve(environ)
+    policy.patience_seconds = settings.elastic_timeout_seconds
+    for name in policy.DESCRIPTOR.fields_by_name:
+        if (value := getattr(settings, f"elastic_{name}", None)) is not None:
+            setattr(policy, name, value)
+
+
+def elastic_variables(replacement: Replacement | None) -> dict[str, str]:
+    """Of each process: how many members its worlds may have."""
+    if replacement is None:
+        return {}
+    fewest, most = replacement.sizes
+    return variables(elastic=True, min_size=fewest, **({} if most is None else {"max_size": most}))

@@ -17,8 +17,7 @@ from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task
 from horovod.launch.cluster.client import exported
 from horovod.launch.cluster.submission import user_name
-from horovod.launch.elastic.policy import elastic_variables, write_policy
-from horovod.launch.elastic.request import Replacement, Supply
+from horovod.launch.elastic.request import Replacement, Supply, elastic_variables, write_policy
 from horovod.launch.hosts.agents import RemoteShell, shown_name, working_directory
 from horovod.launch.hosts.launch import run_on_hosts
 from horovod.protos.v1 import jobs_pb2

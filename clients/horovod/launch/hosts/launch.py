@@ -25,14 +25,12 @@ from horovod.coordinator.services.exchange import Exchange
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.cluster.client import Access, FollowedJob
 from horovod.launch.cluster.submission import attended, job_of, show
-from horovod.launch.console.progress import Progress, Seen, seen_by
-from horovod.launch.console.story import story_told
-from horovod.launch.console.terminal import terminal_size
+from horovod.launch.console.report import Progress, Seen, seen_by, story_told, tell_of_spares
+from horovod.launch.console.streams import terminal_size
 from horovod.launch.elastic.driver import Changed, Driver, Prepare, driven
 from horovod.launch.elastic.request import Supply
-from horovod.launch.elastic.spares import tell_of_spares
 from horovod.launch.hosts.agents import HostAgents, RemoteShell, shown_name, working_directory
-from horovod.launch.observed import pages_of, tell_pages, traced
+from horovod.launch.own_coordinator import pages_of, tell_pages, traced
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.rendezvous.hosts import HostSlots

@@ -12,7 +12,7 @@ from horovod.base.settings import resolve
 from horovod.launch.asked import FAILED, Asked, RefusedError, in_words, say
 from horovod.launch.console import standard_input
 from horovod.launch.console.control import Control, without_loop
-from horovod.launch.console.python_streams import PythonStreams
+from horovod.launch.console.streams import PythonStreams
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
@@ -35,9 +35,8 @@ def _run(asked: Asked, stdin: Sequence[int | None]) -> int:
     args, environ, names = asked.args, asked.environ, asked.hosts
     with Guardian() as guardian:  # before anything that makes threads, so that nothing can come between
         # gRPC and the coordinator are loaded after the checks: a mistake is answered at once.
-        from horovod.launch.console.progress import Progress
-        from horovod.launch.console.report import outcome_of
-        from horovod.launch.console.terminal import terminal_size
+        from horovod.launch.console.report import Progress, outcome_of
+        from horovod.launch.console.streams import terminal_size
         from horovod.launch.local.job import LocalJob, run_job, share_of_cores, threads_in_words
 
         threads = share_of_cores(environ, len(names))

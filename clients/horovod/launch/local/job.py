@@ -19,14 +19,10 @@ from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.console.control import SignalTarget
-from horovod.launch.console.progress import Progress, Seen, seen_by
-from horovod.launch.console.report import last_lines
-from horovod.launch.console.story import story_told
-from horovod.launch.elastic.policy import elastic_variables, write_policy
-from horovod.launch.elastic.request import Replacement
-from horovod.launch.elastic.spares import tell_of_spares
+from horovod.launch.console.report import Progress, Seen, last_lines, seen_by, story_told, tell_of_spares
+from horovod.launch.elastic.request import Replacement, elastic_variables, write_policy
 from horovod.launch.local.own_machine import OwnMachine, Shares
-from horovod.launch.observed import pages_of, tell_pages, traced
+from horovod.launch.own_coordinator import pages_of, tell_pages, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.agent.gpus import pinned

@@ -1,21 +1,29 @@
-"""The tables, from the sources and the holes."""
+"""docs/frameworks.md, made from the code: `python docs/tools/frameworks_page.py > docs/frameworks.md`.
+
+What the modules export and which options it takes is read from their text: no framework is imported. framework_holes.py
+says what has another name in a framework, and why what is missing is missing. A name or an option that is new in one
+framework is a row on the page, and an error here until the others have it too or framework_holes.py says why not. A
+reason for what is there by now is an error as well.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
+
+import framework_holes as holes
 
 from horovod.base.frameworks import WITH_AN_API
-from horovod.frameworks_page import holes
-from horovod.frameworks_page.sources import module_source, options, values
 
 # Column, module, and its submodules with public names of their own.
 FRAMEWORKS = {one.name: f"horovod.{one.module}" for one in WITH_AN_API}
 _PARTS = ("elastic", "callbacks")
 _BEGIN = """# What each framework has
 
-This page is made from the sources by `python -m horovod.frameworks_page > docs/frameworks.md`; a test compares the two.
+Made from the sources by `python docs/tools/frameworks_page.py > docs/frameworks.md`; a test compares the two.
 
 `yes`: it is there under that name. Another name: what there is in its place. A number: it is not there, and
 [below](#reasons) stands why. Keras is `horovod.keras`; `horovod.tensorflow.keras` has the same. What a name does
@@ -37,7 +45,7 @@ def instead(framework: str, row: str) -> tuple[str, ...]:
     """What a framework has for a row; nothing if it has not."""
     given = holes.INSTEAD.get(row, {}).get(framework, (row,))
     missing = [name for name in given if name not in public(framework) and name != row]
-    assert not missing, f"holes.py says that {framework} has {missing} in place of {row}, which it has not"
+    assert not missing, f"framework_holes.py says that {framework} has {missing} in place of {row}, which it has not"
     return tuple(name for name in given if name in public(framework))
 
 
@@ -127,11 +135,11 @@ class _Reasons:
             if framework in reasons and fnmatchcase(hole, pattern):
                 self._used.add((pattern, framework))
                 return str(self._numbers.setdefault(reasons[framework], len(self._numbers) + 1))
-        raise AssertionError(f"{framework} has no {hole}: write it, or say in horovod/frameworks_page/holes.py why not")
+        raise AssertionError(f"{framework} has no {hole}: write it, or say in docs/tools/framework_holes.py why not")
 
     def check(self) -> None:
         unused = {(pattern, name) for pattern, reasons in holes.REASONS.items() for name in reasons} - self._used
-        assert not unused, f"holes.py gives reasons for what is there, or is nowhere: {sorted(unused)}"
+        assert not unused, f"framework_holes.py gives reasons for what is there, or is nowhere: {sorted(unused)}"
 
     def lines(self) -> Iterable[str]:
         return (f"{number}. {reason}" for reason, number in self._numbers.items())
@@ -148,3 +156,98 @@ def _line(first: str, cells: Sequence[str]) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+# -- what the modules say ----------------------------------------------------------------------------------------------
+_PACKAGE = Path(__file__).parents[2] / "clients" / "horovod"
+
+Definition = ast.FunctionDef | ast.ClassDef
+
+
+class ModuleSource:
+    """A module of this package, by its name: "horovod.torch"."""
+
+    def __init__(self, name: str) -> None:
+        path = _PACKAGE.joinpath(*name.split(".")[1:])
+        self._file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        self.exists = self._file.exists()
+        self._tree = ast.parse(self._file.read_text() if self.exists else "")
+
+    @functools.cached_property
+    def exported(self) -> list[str]:
+        """What `__all__` says."""
+        names: list[str] = []
+        for node in ast.walk(self._tree):
+            match node:
+                case (
+                    ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=elements))
+                    | ast.AugAssign(target=ast.Name(id="__all__"), value=ast.List(elts=elements))
+                ):
+                    names += [name for element in elements for name in self._names_of(element)]
+        return names
+
+    def _names_of(self, element: ast.expr) -> list[str]:
+        match element:
+            case ast.Constant(value=str(name)):
+                return [name]
+            case ast.Starred(value=ast.Attribute(value=ast.Name(id=module), attr="__all__")):
+                return module_source(self._imports[module]).exported
+        raise AssertionError(f"{self._file}: {ast.unparse(element)} in __all__ is not understood")
+
+    @functools.cached_property
+    def _imports(self) -> dict[str, str]:
+        """A name that is imported, and its full name where it comes from."""
+        return {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in ast.walk(self._tree)
+            if isinstance(node, ast.ImportFrom) and node.module
+            for alias in node.names
+        }
+
+    def definition(self, name: str) -> Definition | None:
+        """The function or class of that name, wherever it is imported from; None for a value."""
+        for node in self._tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+                return node
+        if (whole := self._imports.get(name)) is not None:
+            module, _, original = whole.rpartition(".")
+            return module_source(module).definition(original) if module_source(module).exists else None
+        for node in self._tree.body:
+            if isinstance(node, ast.ImportFrom) and node.names[0].name == "*":
+                starred = module_source(node.module)
+                if name in starred.exported:
+                    return starred.definition(name)
+        return None
+
+
+@functools.cache
+def module_source(name: str | None) -> ModuleSource:
+    assert name is not None, "relative imports are not understood"
+    return ModuleSource(name)
+
+
+def options(module: str, name: str) -> dict[str, bool]:
+    """The arguments of a function or of a class's constructor, and whether each may be left out."""
+    definition = module_source(module).definition(name)
+    if isinstance(definition, ast.ClassDef):
+        made = (node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+        definition = next(made, None)
+    if definition is None:
+        return {}
+    plain, named = definition.args.args, definition.args.kwonlyargs
+    required = len(plain) - len(definition.args.defaults)
+    return {argument.arg: place >= required for place, argument in enumerate(plain)} | {
+        argument.arg: default is not None for argument, default in zip(named, definition.args.kw_defaults, strict=True)
+    }
+
+
+def values(module: str, name: str) -> list[str]:
+    """What a class holds as attributes: Compression.none, Compression.fp16 ..."""
+    definition = module_source(module).definition(name)
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return [target.id for target in targets if isinstance(target, ast.Name) and not target.id.startswith("_")]
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

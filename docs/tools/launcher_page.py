@@ -1,4 +1,4 @@
-"""The options in docs/launcher.md, made from the parser: `python -m horovod.launch.manual docs/launcher.md`.
+"""The options in docs/launcher.md, made from the parser: `python docs/tools/launcher_page.py docs/launcher.md`.
 
 Everything else on that page is written by hand; this replaces what stands between the two marks.
 """
@@ -14,7 +14,7 @@ from horovod.base.settings import SETTINGS
 from horovod.launch import commands
 from horovod.launch.command_line.flags import make_parser
 
-BEGIN = "<!-- made by `python -m horovod.launch.manual docs/launcher.md` -->"
+BEGIN = "<!-- made by `python docs/tools/launcher_page.py docs/launcher.md` -->"
 END = "<!-- until here -->"
 _SETTINGS = "settings"  # the group of the parser; its options are told in docs/settings.md
 

@@ -1,4 +1,4 @@
-"""docs/settings.md, made from the settings table: `python -m horovod.launch.settings_page > docs/settings.md`."""
+"""docs/settings.md, made from the settings table: `python docs/tools/settings_page.py > docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.base.settings import SETTINGS
 
 _BEGIN = """# Settings
 
-This page is made from the table in `base/settings` by `python -m horovod.launch.settings_page > docs/settings.md`.
+This page is made from the table in `base/settings` by `python docs/tools/settings_page.py > docs/settings.md`.
 
 A setting is an environment variable of the training processes, and an option of `horovodrun` and a key in its YAML file
 (`--config-file`), which set the variable. An option beats the file, and the file beats the environment; an argument of

@@ -1,14 +1,14 @@
-"""docs/errors.md, made from the codes: `python -m horovod.base.errors.page > docs/errors.md`."""
+"""docs/errors.md, made from the codes: `python docs/tools/errors_page.py > docs/errors.md`."""
 
 from __future__ import annotations
 
 import inspect
 
-from . import FAMILIES
+from horovod.base.errors import FAMILIES
 
 _BEGIN = """# Error codes
 
-This page is made from `base/errors` by `python -m horovod.base.errors.page > docs/errors.md`.
+This page is made from `base/errors` by `python docs/tools/errors_page.py > docs/errors.md`.
 
 The sentence of an error says what was wrong, where, and what to do. Behind it stands its code, in square brackets:
 `... [mismatched-operations]`. Sentences may be worded better in any release; codes stay. A program reads the code with

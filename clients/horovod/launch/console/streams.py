@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import shutil
 import sys
 import threading
+from collections.abc import Mapping
 from typing import Any, Final
 
 from horovod.worker.agent.output import Writer
@@ -100,3 +102,11 @@ def _descriptor(stream: Any, first: Any, otherwise: int) -> int:
     except (OSError, AttributeError, ValueError):
         return otherwise
     return number
+
+
+def terminal_size(environ: Mapping[str, str]) -> dict[str, str]:
+    """COLUMNS and LINES for the ranks, so that a progress bar fits a terminal that it cannot see."""
+    if sys.stderr is None or not sys.stderr.isatty() or "COLUMNS" in environ:
+        return {}
+    columns, lines = shutil.get_terminal_size()
+    return {"COLUMNS": str(max(columns - len("[000]<stderr>:"), 20)), "LINES": str(lines)}

@@ -1,5 +1,0 @@
-"""Prints the page."""
-
-from horovod.frameworks_page.page import markdown
-
-print(markdown(), end="")
