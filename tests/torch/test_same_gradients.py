@@ -58,7 +58,7 @@ def test_a_sum_can_not_be_compared(pair: World) -> None:
 def _alone_after_others() -> bool:
     import torch
 
-    from horovod.torch.same_gradients import SameGradients
+    from horovod.torch.misuse import SameGradients
 
     same, parameter = SameGradients(), torch.nn.Parameter(torch.ones(2, 2))
     parameter.grad = torch.ones(2, 2)

@@ -20,8 +20,8 @@ from horovod.lightning.metrics import gather_over_ranks
 from horovod.lightning.packages import completed, used
 from horovod.lightning.reduction import Reduction
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
+from horovod.torch.functions import broadcast_parameters
 from horovod.torch.ops import allgather, allreduce, barrier
-from horovod.torch.parameters import broadcast_parameters
 from horovod.torch.wrapping import Arguments, WrappedOptimizer
 
 T = TypeVar("T")

@@ -21,12 +21,11 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.same_weights import Exchange, SameWeights
 from horovod.torch.adasum_overlap import REMEDY, StepsInBackward
 from horovod.torch.compression import Compressor, GradientCompressor
-from horovod.torch.grad_scaler import is_called_by_grad_scaler
 from horovod.torch.handles import synchronize
+from horovod.torch.internals import is_called_by_grad_scaler, untraced
+from horovod.torch.misuse import guard, not_reduced
 from horovod.torch.ops import allreduce_async_
-from horovod.torch.past_steps import guard, not_reduced
 from horovod.torch.same_weights import same_weights
-from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import Named, WrappedOptimizer, named_group, share_state, tell_schedulers
 from horovod.worker.runtime.context import current
 

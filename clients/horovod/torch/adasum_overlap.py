@@ -27,10 +27,10 @@ import torch
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
 from horovod.common.ops.handles import AnyHandle
-from horovod.torch.end_of_backward import EndOfBackward
 from horovod.torch.handles import synchronize
+from horovod.torch.internals import EndOfBackward
+from horovod.torch.misuse import is_guard
 from horovod.torch.ops import allreduce_async_
-from horovod.torch.past_steps import is_guard
 from horovod.torch.slots import Slot
 from horovod.worker.runtime.context import Context, current, is_member
 

@@ -28,12 +28,9 @@ from horovod.torch.adasum_optimizer import AdasumOptimizer
 from horovod.torch.adasum_overlap import check_one_by_one
 from horovod.torch.closures import decides_by_loss, loss_of_all
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
-from horovod.torch.devices import warn_of_wrong_devices
-from horovod.torch.grad_scaler import calling_grad_scaler, is_called_by_grad_scaler
-from horovod.torch.optimizer_arguments import check_is_optimizer, unnamed_parameters
-from horovod.torch.past_steps import guard
+from horovod.torch.internals import calling_grad_scaler, is_called_by_grad_scaler, untraced
+from horovod.torch.misuse import check_is_optimizer, guard, unnamed_parameters, warn_of_wrong_devices
 from horovod.torch.reducer import GradientReducer
-from horovod.torch.untraced import untraced
 from horovod.torch.wrapping import (
     Arguments,
     Named,

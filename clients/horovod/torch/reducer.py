@@ -37,10 +37,8 @@ from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import SameWeights
 from horovod.torch.compression import Compressor, GradientCompressor, NoneCompressor
-from horovod.torch.end_of_backward import EndOfBackward, in_place_of_script
-from horovod.torch.past_steps import not_reduced
-from horovod.torch.reduced_twice import Rivals
-from horovod.torch.same_gradients import SameGradients
+from horovod.torch.internals import EndOfBackward, in_place_of_script
+from horovod.torch.misuse import Rivals, SameGradients, not_reduced
 from horovod.torch.same_weights import same_weights
 from horovod.torch.sending import Sender
 from horovod.torch.slots import Slot

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod.common import unreduced
 from horovod.common.unreduced import Steps, Trained
-from horovod.torch.untraced import is_compiling
+from horovod.torch.internals import is_compiling
 from horovod.worker.runtime.context import is_member
 
 

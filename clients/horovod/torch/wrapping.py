@@ -57,7 +57,7 @@ class WrappedOptimizer(_Base):
     _hvd_arguments: Arguments
     _hvd_wrap: Callable[..., Any]  # the function that made this object; pickle finds it by its name
     _hvd_made: Made
-    _hvd_stepping = False  # whether it is inside step(), for past_steps.py
+    _hvd_stepping = False  # whether it is inside step(), for misuse.py
     _hvd_checked: Sequence[int] = ()  # ids of the parameters that it had when they were last looked at
     backward_passes_per_step: int
 

@@ -15,8 +15,7 @@ from horovod.common.ops.objects import allgather_object, broadcast_keeping, broa
 from horovod.common.optimizer_numbers import Made
 from horovod.common.state_parts import Parts, find_parts
 from horovod.torch.elastic.sampler import ElasticSampler
-from horovod.torch.optimizer_state import broadcast_optimizer_state
-from horovod.torch.parameters import broadcast_parameters
+from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
 from horovod.torch.wrapping import WrappedOptimizer
 
 __all__ = [

@@ -1,5 +1,6 @@
-"""Tells when a backward pass is over: the outermost one, where passes run inside of each other.
+"""What is used of PyTorch beneath its public interface: of autograd's engine, torch.compile and GradScaler.
 
+EndOfBackward tells when a backward pass is over: the outermost one, where passes run inside of each other.
 torch.utils.checkpoint(use_reentrant=True) and functions like it call backward() inside of a backward pass. The engine
 of autograd calls back at the end of the pass that runs when it is asked to, so a hook that fires in an inner pass hears
 of the end of that one. From there the request moves on: the node of the outer pass that is running the inner one is
@@ -9,15 +10,31 @@ known, and the first of the nodes after it asks again.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
 from horovod import _core
-from horovod.torch.untraced import untraced
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+# Whether torch.compile traces the caller. PyTorch has it in torch.compiler since 2.3.
+is_compiling: Final[Callable[[], bool]] = getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling
+
+
+def untraced(function: _Function) -> _Function:
+    """What torch.compile runs as it is, without tracing it: code that talks to other ranks or keeps books about a step.
+
+    It is torch.compiler.disable for functions of a module, which imports the compiler of PyTorch only when one is
+    called. Two frames of PyTorch stand between the function and its caller.
+    """
+    exporting: Any = torch  # torch has _disable_dynamo, but does not declare that it exports it
+    return cast(_Function, exporting._disable_dynamo(function))
+
 
 _engine: Any = torch.autograd.Variable._execution_engine
 _current_pass: Callable[[], int] = torch._C._current_graph_task_id
@@ -91,3 +108,29 @@ def in_place_of_script() -> Iterator[None]:
         yield
     finally:
         _core.stand_in(False)
+
+
+# PyTorch before 2.3 has one for CUDA only; later that one is a subclass.
+_GRAD_SCALER: Final[Any] = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
+_FRAMES_TO_GRAD_SCALER: Final = 9  # three of these frames are of `untraced`
+
+
+def is_called_by_grad_scaler() -> bool:
+    """Whether one called the optimizer's `step`, which asks, through what schedulers and profilers put around it."""
+    return calling_grad_scaler() is not None
+
+
+def calling_grad_scaler() -> Any:
+    """The GradScaler that called the optimizer's `step`, which asks; or None.
+
+    Unless it is disabled it divides gradients in place, and nothing shows that.
+    """
+    frame = inspect.currentframe()
+    for _ in range(_FRAMES_TO_GRAD_SCALER + 1):
+        frame = frame.f_back if frame is not None else None
+        # Only there: a frame remembers what was asked of it, and the script's would keep optimizers alive.
+        is_torchs = frame is not None and frame.f_globals.get("__name__", "").endswith("grad_scaler")
+        caller = frame.f_locals.get("self") if frame is not None and is_torchs else None
+        if isinstance(caller, _GRAD_SCALER) and caller.is_enabled():
+            return caller
+    return None
