@@ -17,7 +17,7 @@ namespace {
 // More iterations of a loop than this do not run at once: TensorFlow's default is 10 (parallel_iterations).
 constexpr int64_t kIterationsAtOnce = 16;
 
-// The number of a call has a digit for each function on the way to it, in this base (call_numbers.py).
+// The number of a call has a digit for each function on the way to it, in this base (order/names.py).
 constexpr uint64_t kCallBase = 65537;
 
 // A small operation that is alone is awaited by the thread that starts it (limits::kKernelHelpUs), which saves the ways

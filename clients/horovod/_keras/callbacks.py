@@ -1,16 +1,21 @@
-"""What `fit` calls, for any Keras: mixins of which horovod.keras.callbacks and the like make classes (classes.py)."""
+"""What `fit` calls, for any Keras: mixins of which horovod.keras.callbacks and the like make classes.
+
+The public module first imports all names of the shared one, which is what readers and type checkers see, and then puts
+classes for its own Keras in their places (`classes_for`); so do the modules of elastic states.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from horovod._keras.backends import backend_of
-from horovod._keras.classes import CallbackMixin
 from horovod._keras.held import note_differences
-from horovod._keras.progress import Progress, begins, progress_of
 from horovod._keras.state import build_optimizer, state_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.base.words import ranks_in_words
@@ -21,12 +26,76 @@ from horovod.common.ops.objects import allgather_object
 from horovod.common.process_sets import global_process_set
 from horovod.worker.runtime.context import current
 
+if TYPE_CHECKING:
+    from keras.callbacks import Callback
+else:
+    Callback = object
+
+
 __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
 ]
+
+
+class CallbackMixin(Callback):
+    """Comes before Keras's Callback, of whichever Keras, in the bases of a public class."""
+
+    _hvd_keras: Any
+
+
+def classes_for(keras: Any, module: str, shared: ModuleType) -> dict[str, type]:
+    """By name, for the globals of `module`. `_hvd_keras` of each is the Keras that it is for."""
+    made = {}
+    for name in shared.__all__:
+        of_both = getattr(shared, name)
+        bases = (of_both, keras.callbacks.Callback) if issubclass(of_both, CallbackMixin) else (of_both,)
+        made[name] = type(name, bases, {"__module__": module, "__doc__": of_both.__doc__, "_hvd_keras": keras})
+    return made
+
+
+# -- how far an elastic training is where `fit` begins to count again --------------------------------------------------
+# After an interruption `fit` is called once more: it counts the batches of the epoch from 0, though some of them are
+# done, and a script may let it count the epochs from 0 as well. UpdateBatchStateCallback and UpdateEpochStateCallback
+# know better, and write here what the other callbacks of the same `fit` read, in whatever order the script lists them:
+#
+#     on_train_begin           every callback of ours forgets what an earlier fit of the model left
+#     on_epoch_begin           the Update callbacks write
+#     on_train_batch_begin     the others read
+
+
+@dataclass
+class Progress:
+    """What `fit` does not count. All zero in a `fit` without the Update callbacks."""
+
+    state: Any = None  # the elastic state, if there is one
+    batches: int = 0  # batches of the running epoch that were trained before this fit
+    epochs: int = 0  # epochs before this fit, without those that initial_epoch has told it of
+
+
+_OF_MODELS: Final[weakref.WeakKeyDictionary[Any, Progress]] = weakref.WeakKeyDictionary()
+
+
+def begins(model: Any) -> None:
+    """A `fit` of the model begins."""
+    _OF_MODELS.pop(model, None)
+
+
+def written(model: Any, state: Any) -> Progress:
+    """The progress of the running fit, for a callback that writes it. state: the elastic state that it is of."""
+    progress = _OF_MODELS.setdefault(model, Progress())
+    progress.state = state
+    return progress
+
+
+def progress_of(model: Any) -> Progress:
+    """The progress of the running fit, to be read."""
+    return _OF_MODELS.get(model) or Progress()
+
+
+# -- the callbacks -----------------------------------------------------------------------------------------------------
 
 
 class _OfAKeras(CallbackMixin):
@@ -301,3 +370,53 @@ def _has_all(model: Any) -> bool:
     if model.optimizer is not None:
         build_optimizer(model.optimizer, model)
     return True
+
+
+# -- BestModelCheckpoint -----------------------------------------------------------------------------------------------
+# Keras's ModelCheckpoint whose path is set later, by who knows it. In elastic training each world is another `fit`, for
+# which scripts make their callbacks anew. A new callback would take the first model that it sees for the best one, and
+# write it over a better one. So the best value is kept for the elastic state.
+
+# Elastic state -> (metric, path) -> the best value so far.
+_BEST: Final[weakref.WeakKeyDictionary[Any, dict[tuple[str, str], Any]]] = weakref.WeakKeyDictionary()
+
+
+class BestModel:
+    """The mixin; Keras's ModelCheckpoint comes second."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        # Keras refuses a path without the ending for what is saved.
+        path: Any = "best.weights.h5" if save_weights_only else "best.keras"
+        super().__init__(
+            filepath=path,  # type: ignore[call-arg]
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath: Any = None
+
+    def _save_model(self, *arguments: Any, **options: Any) -> None:
+        if self.filepath is None:
+            raise ValueError(
+                coded(
+                    TrainingCode.INVALID_ARGUMENT,
+                    "BestModelCheckpoint does not know where to save to. Set its attribute `filepath` first.",
+                )
+            )
+        state = progress_of(self.model).state  # type: ignore[attr-defined]
+        best = {} if state is None else _BEST.setdefault(state, {})
+        place = (self.monitor, str(self.filepath))  # type: ignore[attr-defined]
+        if place in best:
+            self.best = best[place]
+        super()._save_model(*arguments, **options)  # type: ignore[misc]
+        best[place] = self.best

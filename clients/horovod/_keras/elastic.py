@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from horovod._keras.backends import backend_of
-from horovod._keras.classes import CallbackMixin
+from horovod._keras.callbacks import CallbackMixin, begins, written
 from horovod._keras.optimizer import distribution_in
-from horovod._keras.progress import begins, written
 from horovod._keras.state import build_optimizer, classes_of, kind_of, state_of, variables_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import rank
@@ -130,7 +129,7 @@ class KerasState(VariablesState):
     that has committed most often. Afterwards everything counts as saved.
     """
 
-    _hvd_keras: Any  # the Keras module of the model: see classes.py
+    _hvd_keras: Any  # the Keras module of the model: see `classes_for`
 
     def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         if not model.built:

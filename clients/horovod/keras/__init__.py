@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
         f"horovod.keras needs Keras, which is not installed ({error}). Install it with: pip install 'horovod[keras]'"
     ) from error
 
-from horovod._keras import api, loading, names
+from horovod._keras import api, names
 from horovod._keras.backends import backend_of
 from horovod._keras.names import *  # noqa: F403
 from horovod.base.errors import TrainingCode, coded
@@ -93,14 +93,14 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    return loading.load_model(keras, filepath, custom_optimizers, custom_objects, compression)
+    return api.load_model(keras, filepath, custom_optimizers, custom_objects, compression)
 
 
-load_model.__doc__ = loading.load_model.__doc__
+load_model.__doc__ = api.load_model.__doc__
 
 
 def __getattr__(name: str) -> object:
     """A layer, for which the backend must be known, or TensorFlow's Keras be there."""
     if name != "SyncBatchNormalization":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return loading.sync_batch_norm(keras)
+    return api.sync_batch_norm(keras)

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import keras
 
 from horovod._keras import callbacks as shared
-from horovod._keras.best_model import BestModel
 from horovod._keras.callbacks import *  # noqa: F403
-from horovod._keras.classes import classes_for
+from horovod._keras.callbacks import BestModel, classes_for
 
 globals().update(classes_for(keras, __name__, shared))
 

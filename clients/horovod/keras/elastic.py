@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from horovod._keras import elastic as shared
-from horovod._keras.classes import classes_for
+from horovod._keras.callbacks import classes_for
 from horovod._keras.elastic import *  # noqa: F403
 from horovod.base.errors import SettingCode, coded
 from horovod.common.basics import init as init

@@ -9,11 +9,8 @@
 in a script that `horovodrun -np 4` starts, or in a function of horovod.ray.RayExecutor (docs/lightning.md). It does the
 same with `import pytorch_lightning`.
 
-    HorovodStrategy (strategy.py)  what a Trainer asks: ranks, devices, reductions, broadcasts
+    HorovodStrategy (strategy.py)  what a Trainer asks: ranks, devices, reductions, broadcasts, layers and metrics
       reduction.py                 the gradients of one optimizer
-      environment.py               who starts the processes
-      metrics.py                   torchmetrics over all ranks
-      layers.py                    Trainer(sync_batchnorm=True)
       packages.py                  the two names under which Lightning is there
 """
 

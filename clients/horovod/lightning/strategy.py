@@ -8,20 +8,19 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from lightning_utilities.core.rank_zero import rank_zero_only
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from horovod.base.errors import LaunchCode, TrainingCode, coded
 from horovod.common import basics as hvd
 from horovod.common.basics import Average, Max, Min, Product, Sum
-from horovod.common.ops.objects import broadcast_object
+from horovod.common.ops.objects import allgather_object, broadcast_object
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.lightning.environment import HorovodEnvironment
-from horovod.lightning.layers import synchronize_batch_norms
-from horovod.lightning.metrics import gather_over_ranks
 from horovod.lightning.packages import completed, used
 from horovod.lightning.reduction import Reduction
 from horovod.torch.compression import Compression, Compressor, GradientCompressor
 from horovod.torch.functions import broadcast_parameters
 from horovod.torch.ops import allgather, allreduce, barrier
+from horovod.torch.sync_batch_norm import SyncBatchNorm
 from horovod.torch.wrapping import Arguments, WrappedOptimizer
 
 T = TypeVar("T")
@@ -238,3 +237,92 @@ def _ranks(group: Any) -> ProcessSet:
         return group
     sentence = f"group must be a ProcessSet of Horovod, or None for all ranks, not {group!r}."
     raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, sentence))
+
+
+class HorovodEnvironment(_Base):
+    """Lightning's ClusterEnvironment. The processes are there already, and their world tells each its place.
+
+    With an environment of its own Lightning does not look for one, and finds that of Slurm, say, which counts tasks.
+    """
+
+    def __new__(cls, package: str) -> Any:
+        """package: of packages.NAMES."""
+        return object.__new__(completed(cls, package, "fabric.plugins.environments", "ClusterEnvironment"))
+
+    def __init__(self, package: str) -> None:
+        pass
+
+    creates_processes_externally = True
+    main_address = "127.0.0.1"  # for torch.distributed, which is not used
+    main_port = 0
+
+    @staticmethod
+    def detect() -> bool:
+        """Never: a Trainer has this environment by its strategy."""
+        return False
+
+    def world_size(self) -> int:
+        return hvd.size()
+
+    def global_rank(self) -> int:
+        return hvd.rank()
+
+    def local_rank(self) -> int:
+        return hvd.local_rank()
+
+    def node_rank(self) -> int:
+        return hvd.cross_rank()
+
+    def set_world_size(self, size: int) -> None:
+        """The world has its size."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """The world has told the rank."""
+
+
+# -- Trainer(sync_batchnorm=True) --------------------------------------------------------------------------------------
+def synchronize_batch_norms(model: torch.nn.Module) -> None:
+    """Replaces each batch normalization inside of `model` by a hvd.SyncBatchNorm of the same tensors."""
+    for name, child in model.named_children():
+        if isinstance(child, _BatchNorm) and not isinstance(child, SyncBatchNorm):
+            setattr(model, name, _synchronized(child))
+        else:
+            synchronize_batch_norms(child)
+
+
+def _synchronized(layer: _BatchNorm) -> SyncBatchNorm:
+    made = SyncBatchNorm(
+        layer.num_features, layer.eps, layer.momentum, layer.affine, layer.track_running_stats, device="meta"
+    )
+    # The tensors themselves and no copies: an optimizer may have them already.
+    made._parameters = layer._parameters
+    made._buffers = layer._buffers
+    return made.train(layer.training)
+
+
+# -- metrics of torchmetrics -------------------------------------------------------------------------------------------
+# By themselves they gather over torch.distributed, and do nothing where that is not used.
+
+
+def gather_over_ranks(model: torch.nn.Module) -> None:
+    """The metrics in `model` compute over all ranks, but for those that were told how to gather."""
+    from torchmetrics import Metric
+    from torchmetrics.metric import jit_distributed_available
+
+    for metric in model.modules():
+        if isinstance(metric, Metric) and metric.dist_sync_fn is None:
+            if metric.distributed_available_fn is jit_distributed_available:
+                metric.distributed_available_fn = _are_many
+            metric.dist_sync_fn = gather_all
+
+
+def gather_all(tensor: torch.Tensor, group: Any = None) -> list[torch.Tensor]:
+    """The tensors of all ranks, whose shapes may differ."""
+    shapes = allgather_object(tuple(tensor.shape), "torchmetrics.shapes")
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    parts = torch.split(allgather(tensor.reshape(-1), "torchmetrics.states"), sizes)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _are_many() -> bool:
+    return hvd.is_initialized() and hvd.size() > 1

@@ -18,7 +18,7 @@ from horovod._core import DType, Output, TensorReader
 from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.framework import Span
 from horovod.common.ops.grouped import GroupedCollectives
-from horovod.mxnet.backward_errors import lost_ranks
+from horovod.mxnet.errors import lost_ranks
 
 BFLOAT16: Final[np.dtype[Any]] = np.dtype([("bfloat16", np.uint16)])  # how MXNet lays out bfloat16
 

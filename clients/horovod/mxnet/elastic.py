@@ -23,7 +23,7 @@ from horovod.common.basics import join_again, rank
 from horovod.common.basics import shutdown as shutdown
 from horovod.common.elastic import ObjectState, leave_at_next_commit, run_fn
 from horovod.common.optimizer_numbers import Made, of_root
-from horovod.mxnet.backward_errors import drop_errors, lost_ranks
+from horovod.mxnet.errors import drop_errors, lost_ranks
 from horovod.mxnet.functions import allgather_object, broadcast_object
 
 __all__ = ["MXNetState", "leave_at_next_commit", "run"]

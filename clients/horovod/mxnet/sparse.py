@@ -12,8 +12,7 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.ops.sparse import start_sparse
 from horovod.common.process_sets import ProcessSet
 from horovod.mxnet.arrays import COLLECTIVES
-from horovod.mxnet.backward_errors import lost_ranks
-from horovod.mxnet.errors import mxnet_errors
+from horovod.mxnet.errors import lost_ranks, mxnet_errors
 
 
 def start(tensor: Any, name: str, op: int, process_set: ProcessSet) -> Callable[[], Any]:

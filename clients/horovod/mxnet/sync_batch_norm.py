@@ -10,8 +10,7 @@ from horovod.base.errors import OperationCode, coded
 from horovod.common.basics import Sum, is_initialized, size
 from horovod.common.process_sets import global_process_set
 from horovod.mxnet.arrays import COLLECTIVES
-from horovod.mxnet.backward_errors import kept
-from horovod.mxnet.errors import mxnet_errors
+from horovod.mxnet.errors import kept, mxnet_errors
 from horovod.worker.runtime.context import current, is_member
 
 

@@ -148,13 +148,13 @@ __all__ = [
 
 # Scripts write hvd.mpi_ops.Sum. After all others, because it takes all names from here.
 from horovod.tensorflow import mpi_ops as mpi_ops
-from horovod.tensorflow.older_names import _allreduce as _allreduce
-from horovod.tensorflow.older_names import _DistributedOptimizer as _DistributedOptimizer
-from horovod.tensorflow.older_names import _executing_eagerly as _executing_eagerly
-from horovod.tensorflow.older_names import _LegacyOptimizer as _LegacyOptimizer
-from horovod.tensorflow.older_names import _make_allreduce_grads_fn as _make_allreduce_grads_fn
-from horovod.tensorflow.older_names import gpu_available as gpu_available
-from horovod.tensorflow.older_names import (
+from horovod.tensorflow.util import _allreduce as _allreduce
+from horovod.tensorflow.util import _DistributedOptimizer as _DistributedOptimizer
+from horovod.tensorflow.util import _executing_eagerly as _executing_eagerly
+from horovod.tensorflow.util import _LegacyOptimizer as _LegacyOptimizer
+from horovod.tensorflow.util import _make_allreduce_grads_fn as _make_allreduce_grads_fn
+from horovod.tensorflow.util import gpu_available as gpu_available
+from horovod.tensorflow.util import (
     handle_average_backwards_compatibility as handle_average_backwards_compatibility,
 )
 

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import identity
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 
 __all__ = ["LocalGradientAggregation"]
 

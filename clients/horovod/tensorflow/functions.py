@@ -11,8 +11,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.broadcast_order import check_broadcast
 from horovod.common.ops import objects
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.autograph import as_it_is
-from horovod.tensorflow.library import raised_as_tensorflow_does
+from horovod.tensorflow.library import as_it_is, raised_as_tensorflow_does
 from horovod.tensorflow.ops.broadcast import broadcast_
 
 __all__ = [

@@ -17,7 +17,7 @@ import tensorflow as tf
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.optimizer_numbers import Made
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
 from horovod.tensorflow.same_weights import compared

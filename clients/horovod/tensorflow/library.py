@@ -12,18 +12,19 @@ import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact
 
 from horovod import _core
+from horovod._core import DType
 from horovod.base.errors import EngineCode, OperationCode, TrainingCode, WorldCode, code_of, coded
 from horovod.common import counted_weights
 from horovod.common.exceptions import HorovodInternalError
 from horovod.common.ops.collectives import join
 from horovod.common.ops.specs import set_number, set_size
 from horovod.common.process_sets import ProcessSet, global_process_set, registered
-from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.order.call_order import keep_order
 from horovod.worker.runtime.context import current, place
 
@@ -45,6 +46,43 @@ _NAMED: Final = frozenset(
         "GroupedReducescatter",
     )
 )
+
+
+class Known(NamedTuple):
+    """A dtype, as the engine and StableHLO call it. The numbers in C++ are in csrc/tensorflow/tf_api.cc."""
+
+    engine: DType
+    stablehlo: str
+
+
+DTYPES: Final[dict[tf.DType, Known]] = {
+    tf.bool: Known(DType.BOOL, "i1"),
+    tf.int8: Known(DType.INT8, "i8"),
+    tf.int16: Known(DType.INT16, "i16"),
+    tf.int32: Known(DType.INT32, "i32"),
+    tf.int64: Known(DType.INT64, "i64"),
+    tf.uint8: Known(DType.UINT8, "ui8"),
+    tf.uint16: Known(DType.UINT16, "ui16"),
+    tf.uint32: Known(DType.UINT32, "ui32"),
+    tf.uint64: Known(DType.UINT64, "ui64"),
+    tf.half: Known(DType.FLOAT16, "f16"),
+    tf.bfloat16: Known(DType.BFLOAT16, "bf16"),
+    tf.float32: Known(DType.FLOAT32, "f32"),
+    tf.float64: Known(DType.FLOAT64, "f64"),
+}
+
+_FLOATS_OF_8_BITS: Final = getattr(tf.dtypes, "experimental", None)  # there since TensorFlow 2.12
+if _FLOATS_OF_8_BITS is not None:
+    DTYPES[_FLOATS_OF_8_BITS.float8_e4m3fn] = Known(DType.FLOAT8_E4M3FN, "f8E4M3FN")
+    DTYPES[_FLOATS_OF_8_BITS.float8_e5m2] = Known(DType.FLOAT8_E5M2, "f8E5M2")
+
+
+def as_it_is(*functions: Callable[..., Any]) -> None:
+    """AutoGraph, which rewrites Python in a tf.function, leaves these as they are: nothing in them depends on the value
+    of a tensor. A mark costs no call.
+    """
+    for function in functions:
+        autograph_artifact(function)
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import xla
 from horovod.tensorflow.ops.calls import id_of
 from horovod.tensorflow.ops.reductions import reduce
-from horovod.tensorflow.order.call_numbers import function_of, names_in
-from horovod.tensorflow.order.names import named
+from horovod.tensorflow.order.names import function_of, named, names_in
 
 
 class Owner(NamedTuple):

@@ -5,11 +5,11 @@ from horovod.tensorflow import *  # noqa: F403  (the same names, whatever they a
 from horovod.tensorflow import (
     __all__ as _exported,  # it imports this module, and is no attribute yet
 )
-from horovod.tensorflow.older_names import _allreduce as _allreduce
-from horovod.tensorflow.older_names import _basics as _basics
-from horovod.tensorflow.older_names import _grouped_allreduce as _grouped_allreduce
-from horovod.tensorflow.older_names import gpu_available as gpu_available
-from horovod.tensorflow.older_names import (
+from horovod.tensorflow.util import _allreduce as _allreduce
+from horovod.tensorflow.util import _basics as _basics
+from horovod.tensorflow.util import _grouped_allreduce as _grouped_allreduce
+from horovod.tensorflow.util import gpu_available as gpu_available
+from horovod.tensorflow.util import (
     handle_average_backwards_compatibility as handle_average_backwards_compatibility,
 )
 

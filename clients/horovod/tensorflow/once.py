@@ -21,7 +21,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average, Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.process_sets import ProcessSet
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 
 _MARK = "_hvd_reduced"
 _NOTE = "_hvd_handed_out"

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Sum, is_initialized, size
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops.allreduce import allreduce
 

@@ -12,13 +12,13 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from horovod._keras.local_layers import weights_of
+from horovod._keras.state import weights_of
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, Taken, groups_of, identity, refuse
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradients import reduced_but_local
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.once import hand_out
 
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]

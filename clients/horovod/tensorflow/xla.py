@@ -17,9 +17,8 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from horovod._core import OpType
 from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.specs import set_size
-from horovod.tensorflow.dtypes import DTYPES
-from horovod.tensorflow.library import process_set_of, xla_obstacle
-from horovod.tensorflow.order import xla_order
+from horovod.tensorflow.library import DTYPES, process_set_of, xla_obstacle
+from horovod.tensorflow.order.call_order import give, take
 from horovod.tensorflow.order.names import Named
 from horovod.worker.runtime.context import current
 
@@ -68,14 +67,14 @@ def collective(
         "root_rank": f"{root_rank} : i32",
     }
     token, *outputs = gen_xla_ops.xla_call_module(
-        args=[xla_order.take(), *tensors],
+        args=[take(), *tensors],
         version=5,
         module=_module(dtype.stablehlo, shapes, results, attributes),
         Sout=[tf.TensorShape([]), *map(tf.TensorShape, results)],
         Tout=[tf.int32, *[tensors[0].dtype] * len(tensors)],
         platforms=["CPU"],
     )
-    xla_order.give(token)
+    give(token)
     return outputs
 
 

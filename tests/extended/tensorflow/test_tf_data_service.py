@@ -111,20 +111,20 @@ def test_waiting_for_the_file_ends_when_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder_exists: bool
 ) -> None:
     """In a folder that exists by the kernel's word: nothing looks for it a second time."""
-    from horovod.tensorflow.data import waiting
+    from horovod.tensorflow.data import compute_service
     from horovod.tensorflow.data.compute_service import TfDataServiceConfig
 
     path = tmp_path / "folder" / "config.json"
     if folder_exists:
         path.parent.mkdir()
-        monkeypatch.setattr(waiting, "_LOOK_AGAIN_S", 3600.0)
+        monkeypatch.setattr(compute_service, "_LOOK_AGAIN_S", 3600.0)
     waits, select_ = threading.Event(), select.select
 
     def seen(*arguments: Any) -> Any:
         waits.set()
         return select_(*arguments)
 
-    monkeypatch.setattr(waiting.select, "select", seen)
+    monkeypatch.setattr(compute_service.select, "select", seen)
     config = TfDataServiceConfig(1, 2, "compute", [("host", 1)], b"key")
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(TfDataServiceConfig.read, str(path), wait_for_file_creation=True)

@@ -15,8 +15,8 @@ from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import gradients as of_tensorflow
 from horovod.tensorflow.aggregation import LocalGradientAggregation as Aggregation
-from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.gradients import agreed
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.once import are_reduced
 
 __all__ = [

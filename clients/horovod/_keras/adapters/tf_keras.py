@@ -19,7 +19,7 @@ from horovod._keras.optimizer import Distribution, distribute, distribution_of
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.once import check_reduced, check_sums, forget, forget_own, hand_out, is_owned, mark
 
 _MARK: Final = "_hvd_unscales_first"

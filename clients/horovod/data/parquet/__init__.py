@@ -3,6 +3,5 @@
 reader.py      ParquetReader, which users iterate over
 plan.py        which rows a rank owns, and their order; pure
 row_groups.py  the row groups of a data set, on any file system
-columns.py     Arrow's columns as NumPy's arrays
-windows.py     row groups gathered, shuffled and cut into batches
+columns.py     Arrow's columns as NumPy's arrays, shuffled and cut into batches
 """

@@ -13,11 +13,9 @@ import numpy as np
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.data.data_loader_base import BaseDataLoader
-from horovod.data.parquet.columns import Columns, Shapes, check_types, to_columns
+from horovod.data.parquet.columns import Batches, Columns, Shapes, check_types, cut, joined, to_columns
 from horovod.data.parquet.plan import Order, Piece, pieces_of
-from horovod.data.parquet.row_groups import RowGroup, RowGroups
-from horovod.data.parquet.threads import threads
-from horovod.data.parquet.windows import Batches, cut, joined
+from horovod.data.parquet.row_groups import RowGroup, RowGroups, threads
 
 
 class ParquetReader(BaseDataLoader):

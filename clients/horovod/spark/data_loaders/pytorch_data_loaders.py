@@ -25,8 +25,7 @@ import numpy as np
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
-from horovod.data.parquet.columns import Columns
-from horovod.data.parquet.windows import Batches, joined, rows_in
+from horovod.data.parquet.columns import Batches, Columns, joined, rows_in
 from horovod.spark.torch.tensors import as_tensor
 
 __all__ = [

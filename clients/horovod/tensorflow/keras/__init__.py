@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from horovod._keras import loading, names
+from horovod._keras import api, names
 from horovod._keras.api import DistributedOptimizer as DistributedOptimizer
 from horovod._keras.backends import backend_of
 from horovod._keras.names import *  # noqa: F403
@@ -42,14 +42,14 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    return loading.load_model(tf.keras, filepath, custom_optimizers, custom_objects, compression)
+    return api.load_model(tf.keras, filepath, custom_optimizers, custom_objects, compression)
 
 
-load_model.__doc__ = loading.load_model.__doc__
+load_model.__doc__ = api.load_model.__doc__
 
 
 def __getattr__(name: str) -> object:
     """A layer, for which the backend must be known, or TensorFlow's Keras be there."""
     if name != "SyncBatchNormalization":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return loading.sync_batch_norm(tf.keras)
+    return api.sync_batch_norm(tf.keras)

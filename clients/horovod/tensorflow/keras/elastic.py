@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from horovod._keras import elastic as shared
-from horovod._keras.classes import classes_for
+from horovod._keras.callbacks import classes_for
 from horovod._keras.elastic import *  # noqa: F403
 from horovod.common.basics import init as init
 from horovod.common.basics import shutdown as shutdown

@@ -1,6 +1,6 @@
 """The collectives on TensorFlow's tensors, one module for each."""
 
-from horovod.tensorflow.autograph import as_it_is
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.ops import vectorized as _rules  # noqa: F401  (for tf.vectorized_map and tape.jacobian)
 from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
 from horovod.tensorflow.ops.allreduce import allreduce, grouped_allreduce

@@ -17,8 +17,8 @@ from horovod.common.basics import Sum
 from horovod.common.ops.compression import compressed, compressed_group
 from horovod.common.ops.specs import reduce_op
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.autograph import as_it_is
 from horovod.tensorflow.compression import Compression, Compressor
+from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.once import mark
 from horovod.tensorflow.ops.calls import check_op, dense, id_of
 from horovod.tensorflow.ops.reductions import reduce, reduce_group

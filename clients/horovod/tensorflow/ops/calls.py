@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common.ops.specs import check_reduction
 from horovod.common.process_sets import ProcessSet, global_process_set
-from horovod.tensorflow.dtypes import DTYPES
+from horovod.tensorflow.library import DTYPES
 from horovod.tensorflow.order.names import Named
 
 
