@@ -1,7 +1,7 @@
 """What a distributed optimizer or tape is asked to do with gradients, checked once for every framework.
 
 A `Reduction` is made by the functions that users call; who reduces (horovod.tensorflow.gradients,
-horovod._keras.torch_gradients) reads it.
+horovod._keras.adapters) reads it.
 """
 
 from __future__ import annotations

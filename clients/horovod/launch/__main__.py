@@ -18,7 +18,6 @@ from horovod.launch import commands
 from horovod.launch.asked import FAILED, USAGE, Asked, RefusedError, in_words, say
 from horovod.launch.command_line import flags
 from horovod.launch.command_line.config_file import read_config
-from horovod.launch.command_line.flags import misplaced, unused_coordinator
 from horovod.launch.launchers import launcher_of
 from horovod.rendezvous import task_of
 
@@ -86,9 +85,9 @@ def _show(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     asked = Asked(args, _environment(args))
     if args.coordinator is None:
-        if alone := misplaced(args):
+        if alone := flags.misplaced(args):
             raise RefusedError(alone)
-        if unused := unused_coordinator(os.environ):
+        if unused := flags.unused_coordinator(os.environ):
             say(unused, args)
     return launcher_of(asked).launch(asked)
 

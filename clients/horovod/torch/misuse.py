@@ -1,10 +1,12 @@
-"""What scripts do wrong with a distributed optimizer, noticed where the user still knows what he did.
+"""What scripts do wrong with a distributed optimizer, noticed where the user still knows what he did:
 
-a model on the wrong device             when its optimizer is made
-something else than an optimizer        there, and parameters that have no names
-two optimizers of the same parameters   in the first backward pass of both
-the same data on all ranks              in the first steps
-steps past the distributed optimizer    at each of them
+    a model on the wrong device             when its optimizer is made
+    something else than an optimizer        there, and parameters that have no names
+    two optimizers of the same parameters   in the first backward pass of both
+    the same data on all ranks              in the first steps
+    steps past the distributed optimizer    at each of them
+
+Why a step would not be the same on all ranks otherwise is in step_errors.py.
 """
 
 from __future__ import annotations
