@@ -130,6 +130,18 @@ class Reduction:
             return current().world.size
         return len(self.process_set.ranks or ())
 
+    def parted(
+        self, gradients: Sequence[Any], variables: Sequence[Any], local: set[int]
+    ) -> tuple[list[Any], list[int]]:
+        """The gradients, of which those of the variables in `local` are this rank's part; the places of the others."""
+        results, places = list(gradients), []
+        for place, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            if gradient is not None and identity(variable) not in local:
+                places.append(place)
+            elif gradient is not None and self.scale_local_gradients:
+                results[place] = gradient / self.members()
+        return results, places
+
     def grouped(self, variables: Sequence[Any]) -> list[list[int]]:
         """The places of variables whose gradients are reduced as one operation; all places, each once."""
         places = range(len(variables))

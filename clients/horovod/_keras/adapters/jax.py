@@ -16,7 +16,7 @@ import numpy as np
 from horovod import jax as hvd
 from horovod._keras import held
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.basics import Average, Sum
+from horovod.common.basics import Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -38,16 +38,9 @@ def reduced_but_local(
     made: Made | None = None,
 ) -> list[Any]:
     """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
-    results = list(gradients)
     if not reduction.communicates():
-        return results
-    is_local = [identity(variable) in local for variable in variables]
-    if reduction.scale_local_gradients:
-        for place, gradient in enumerate(gradients):
-            if is_local[place] and gradient is not None:
-                results[place] = gradient / reduction.members()
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
-    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
+        return list(gradients)
+    results, places = reduction.parted(gradients, variables, local)
     # In one call, unless groups are asked for: calls of a compiled function run one after another. The gradients of the
     # last layers, which a backward pass computes first, go first.
     groups = reduction.grouped([variables[place] for place in places]) if reduction.groups else [range(len(places))]
@@ -64,8 +57,8 @@ def reduced_but_local(
             called,
             compression=reduction.compression,
             op=reduction.op,
-            prescale_factor=factors[0],
-            postscale_factor=factors[1],
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
             process_set=reduction.process_set,
         )
 

@@ -10,7 +10,7 @@ import torch
 
 from horovod import torch as hvd
 from horovod._keras import held
-from horovod.common.basics import Average, Sum
+from horovod.common.basics import Sum
 from horovod.common.broadcast_order import check_broadcast
 from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.optimizer_numbers import Made
@@ -31,22 +31,15 @@ def reduced_but_local(
     made: Made | None = None,
 ) -> list[Any]:
     """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
-    results = list(gradients)
     if not reduction.communicates():
-        return results
-    is_local = [identity(variable) in local for variable in variables]
-    if reduction.scale_local_gradients:
-        for place, gradient in enumerate(gradients):
-            if is_local[place] and gradient is not None:
-                results[place] = gradient / reduction.members()
-    places = [place for place, gradient in enumerate(gradients) if gradient is not None and not is_local[place]]
+        return list(gradients)
+    results, places = reduction.parted(gradients, variables, local)
     trained = {_name(place, variables[place]): variables[place] for place in places}
     called = str if made is None else made.called
     wire = f"allreduce.{called(next(iter(trained), ''))}.same_weights"
     counted = held.counted(wire, trained, reduction.process_set, optimizer, _values, made)
     if counted is not None and counted.is_due():
         counted.compare()
-    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
     started = []
     for group in reduction.grouped([variables[place] for place in places]):
         members = [places[index] for index in group]
@@ -55,8 +48,8 @@ def reduced_but_local(
             [small for small, _ in packed],
             name=called(name_of_group([_name(place, variables[place]) for place in members])),
             op=reduction.op,
-            prescale_factor=factors[0],
-            postscale_factor=factors[1],
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
             process_set=reduction.process_set,
         )
         started.append((members, packed, handle))
