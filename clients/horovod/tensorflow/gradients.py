@@ -90,15 +90,14 @@ def _reduced(
             ignore_name_scope=True,
         )
     dense = [place for place, gradient in enumerate(results) if gradient is not None and place not in set(sparse)]
-    factors = (reduction.prescale, reduction.postscale) if reduction.op == Average else (1.0, 1.0)
     for group in _groups(dense, variables, reduction):
         reduced_group = grouped_allreduce(
             [results[place] for place in group],
             device_dense=reduction.device_dense,
             compression=reduction.compression,
             op=reduction.op,
-            prescale_factor=factors[0],
-            postscale_factor=factors[1],
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
             process_set=reduction.process_set,
             ignore_name_scope=True,
             name=called(name_of_group([names[place] for place in group])),
