@@ -135,6 +135,25 @@ class Setting:
             return f"no effect: {self.no_effect}"
         return f"{self.help}; must agree on all ranks" if self.agreed else self.help
 
+    def metavar(self) -> str:
+        """What stands for the value of its option in --help."""
+        if self.kind == "choice":
+            return "{" + ",".join(self.choices) + "}"
+        if unit := self.flag_unit or self.unit:
+            return unit.upper()
+        if self.name.endswith(("_file", "_library", "_log")) or self.name == "timeline":
+            return "FILE"
+        kinds = {"int": "N", "float": "X", "list": "A,B,...", "address": "[HOST]:PORT", "addresses": "HOST:PORT,..."}
+        return kinds.get(self.kind) or self.env.split("_")[-1]
+
+    def option_meaning(self) -> str:
+        """What is said of its option: the meaning, and the default where there is one and a value acts."""
+        if self.no_effect or self.default in (None, (), False):
+            return self.meaning()
+        value = self.default // self.flag_scale if self.flag_scale != 1 else self.default
+        shown = "on" if value is True else f"{value:g}" if isinstance(value, float) else value
+        return f"{self.meaning()} (default {shown})"
+
     def expected(self) -> str:
         """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""
         if self.kind == "choice":

@@ -17,6 +17,7 @@ from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
 from horovod.base.telemetry.logs import JsonFormatter, TextFormatter
 from horovod.base.tokens import read_token
+from horovod.base.version import __version__
 from horovod.base.words import for_people
 
 from .address import ListenAddress
@@ -40,7 +41,7 @@ _log = logging.getLogger("horovod.coordinator")
 
 def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     handler = logging.StreamHandler()
     text = TextFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonFormatter() if arguments.log_format == "json" else text)
@@ -124,12 +125,19 @@ def _allow_many_connections() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Also for the manual."""
     parser = argparse.ArgumentParser(
         prog="horovod-coordinator",
         description="Brings the processes of training jobs together: ranks, membership, first agreement on operations.",
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", default="127.0.0.1:29400", help="default: %(default)s")
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default="127.0.0.1:29400",
+        help="where training processes, agents and launchers connect (default: %(default)s)",
+    )
     parser.add_argument(
         "--advertise",
         metavar="HOST:PORT",

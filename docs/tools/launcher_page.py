@@ -1,6 +1,6 @@
-"""The options in docs/launcher.md, made from the parser: `python docs/tools/launcher_page.py docs/launcher.md`.
+"""The options in the manuals of the three programs, made from their parsers: `python docs/tools/launcher_page.py docs`.
 
-Everything else on that page is written by hand; this replaces what stands between the two marks.
+Everything else on these pages is written by hand; this replaces what stands between the two marks.
 """
 
 from __future__ import annotations
@@ -10,22 +10,40 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod.base.settings import SETTINGS
 from horovod.launch import commands
 from horovod.launch.command_line.flags import make_parser
 
-BEGIN = "<!-- made by `python docs/tools/launcher_page.py docs/launcher.md` -->"
+BEGIN = "<!-- made by `python docs/tools/launcher_page.py docs` -->"
 END = "<!-- until here -->"
 _SETTINGS = "settings"  # the group of the parser; its options are told in docs/settings.md
 
 
-def with_options(page: str) -> str:
-    """The page with the options of today. ValueError where the marks are missing."""
+def with_options(page: str, name: str) -> str:
+    """The page of that file name with the options of today. ValueError where the marks are missing."""
     before, begin, rest = page.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"The page needs the lines {BEGIN} and {END}, between which the options belong.")
-    return f"{before}{begin}{options(make_parser())}{_commands(commands.parsers())}\n{end}{after}"
+    return f"{before}{begin}{PAGES[name]()}\n{end}{after}"
+
+
+def _of_launcher() -> str:
+    return options(make_parser()) + _commands(commands.parsers())
+
+
+def _of_coordinator() -> str:
+    from horovod.coordinator.__main__ import make_parser as coordinator_parser
+
+    return _table(coordinator_parser())
+
+
+def _of_agent() -> str:
+    from horovod.worker.agent.__main__ import make_parser as agent_parser
+
+    return _table(agent_parser())
+
+
+PAGES = {"launcher.md": _of_launcher, "coordinator.md": _of_coordinator, "agents.md": _of_agent}
 
 
 def options(parser: argparse.ArgumentParser) -> str:
@@ -44,6 +62,12 @@ def options(parser: argparse.ArgumentParser) -> str:
         lines += ["| option | meaning |", "|---|---|", *(_line(one) for one in actions)]
         blocks.append("\n".join(lines))
     return "\n".join(blocks) + "\n"
+
+
+def _table(parser: argparse.ArgumentParser) -> str:
+    """One table of all options, without those that --help hides."""
+    actions = [one for one in parser._actions if one.option_strings and one.help is not argparse.SUPPRESS]
+    return "\n".join(["\n| option | meaning |", "|---|---|", *map(_line, actions)]) + "\n"
 
 
 def _commands(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
@@ -67,15 +91,10 @@ def _line(action: argparse.Action) -> str:
         names += f" `{metavar}`"
     shown = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
     text = " ".join(shown.replace("|", "\\|").split())
-    setting = next((one for one in SETTINGS if one.flag in action.option_strings), None)
-    if setting is not None and setting.default not in (None, (), False):
-        value = setting.default
-        if setting.flag_scale != 1:
-            value //= setting.flag_scale
-        text += f" (default {'on' if value is True else f'{value:g}' if isinstance(value, float) else value})"
     return f"| {names} | {text} |"
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1])
-    target.write_text(with_options(target.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in PAGES:
+        target = Path(sys.argv[1]) / name
+        target.write_text(with_options(target.read_text(encoding="utf-8"), name), encoding="utf-8")

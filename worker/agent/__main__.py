@@ -42,7 +42,7 @@ _NAME = re.compile(r"[\w.-]{1,255}", re.ASCII)
 
 def main(argv: Sequence[str] | None = None) -> int:
     open_missing_streams()
-    arguments = _parser().parse_args(argv)
+    arguments = make_parser().parse_args(argv)
     order: Mapping[str, Any] = {}
     if arguments.stdin:
         try:
@@ -156,7 +156,8 @@ class _Parser(argparse.ArgumentParser):
         super().error(coded(LaunchCode.WRONG_COMMAND_LINE, message))
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Also for the manual."""
     parser = _Parser(
         prog="horovod-worker",
         description="Serves this host to a coordinator: starts, watches and ends training processes, and keeps their "
@@ -164,14 +165,32 @@ def _parser() -> argparse.ArgumentParser:
         "second signal ends them.",
         epilog="The token comes from HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
     )
-    parser.add_argument("--coordinator", metavar="A:29400,B:29400", help="where coordinators listen")
-    parser.add_argument("--name", type=_name, default=socket.gethostname(), help="of this host (default: %(default)s)")
+    parser.add_argument("-v", "--version", action="version", version=__version__)
+    parser.add_argument(
+        "--coordinator", metavar="A:29400,B:29400", help="where coordinators listen (default: HOROVOD_COORDINATOR)"
+    )
+    parser.add_argument(
+        "--name", type=_name, metavar="NAME", default=socket.gethostname(), help="of this host (default: its host name)"
+    )
     parser.add_argument(
         "--slots", type=_count, metavar="N", help="processes that may run here; default: GPUs, or cores"
     )
     parser.add_argument("--gpus", metavar="IDS", help="instead of those found, as CUDA_VISIBLE_DEVICES names them")
-    parser.add_argument("--labels", type=_label, nargs="+", action="extend", default=[], metavar="K=V")
-    parser.add_argument("--state-dir", metavar="DIR", help="where jobs and their output are kept")
+    parser.add_argument(
+        "--labels",
+        type=_label,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="K=V",
+        help="by which jobs choose hosts",
+    )
+    parser.add_argument(
+        "--state-dir",
+        metavar="DIR",
+        help="where jobs and their output are kept (default: STATE_DIRECTORY of systemd, /var/lib/horovod for root, "
+        "else ~/.local/state/horovod, in each case a folder with the host's name)",
+    )
     parser.add_argument(
         "--log-limit-mb", type=_count, default=64, metavar="MB", help="output that is kept of each rank (default: 64)"
     )

@@ -33,7 +33,9 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     """Entry point of the command. Returns when all went well, else exits through SystemExit."""
     open_missing_streams()
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in commands.NAMES:
+    if argv and argv[0] == "help":
+        argv = [*argv[1:2], "--help"]
+    if argv and argv[0] in flags.COMMANDS:
         sys.exit(commands.run(argv))
     verbose = False
     args: argparse.Namespace | None = None

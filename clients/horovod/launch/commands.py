@@ -13,7 +13,7 @@ from pathlib import Path
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import for_people
-from horovod.launch.command_line.flags import Parser
+from horovod.launch.command_line.flags import COMMANDS, Parser
 
 _FAILED = 1
 _USAGE = 2
@@ -54,9 +54,6 @@ def _token(args: argparse.Namespace) -> str:
     return job_token(read_token(args.token_file), args.job)
 
 
-NAMES = ("certs", "token", "submit", "ps", "logs", "stop", "wait")
-
-
 def _parser() -> Parser:
     parser = Parser(prog="horovodrun")
     commands = parser.add_subparsers(required=True, parser_class=Parser)
@@ -64,7 +61,7 @@ def _parser() -> Parser:
         "certs",
         prog="horovodrun certs",
         usage="horovodrun certs DIR --hosts H1,H2,... [--days N] [--renew]",
-        help="make a certificate authority for a cluster, a certificate for its coordinators and one for its members",
+        help=COMMANDS["certs"],
         description="Makes ca.pem and ca.key (the authority), coordinator.pem and .key, client.pem and .key in DIR. "
         "Keep ca.key where no training runs: whoever has it can make certificates.",
     )
@@ -82,7 +79,7 @@ def _parser() -> Parser:
         "token",
         prog="horovodrun token",
         usage="horovodrun token JOB --token-file FILE",
-        help="make a token that admits to one job",
+        help=COMMANDS["token"],
         description="Prints a token that admits to one job, made of the token of the cluster. Nothing is stored.",
     )
     token.add_argument("job", metavar="JOB", help="name of the job (HOROVOD_JOB)")

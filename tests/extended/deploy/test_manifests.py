@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from horovod.base.settings import SETTINGS
-from horovod.coordinator.__main__ import _parser
-from horovod.worker.agent.__main__ import _parser as agent_parser
+from horovod.coordinator.__main__ import make_parser as coordinator_parser
+from horovod.worker.agent.__main__ import make_parser as agent_parser
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate")
 
@@ -59,7 +59,7 @@ def test_options_and_variables_are_ours(path: Path) -> None:
             command = container.get("args") or container.get("command") or []
             if "horovod-coordinator" in command:
                 arguments = [re.sub(r"\$\(NAME\)", "pod", str(one)) for one in command[1:]]
-                assert isinstance(_parser().parse_args(arguments), argparse.Namespace)
+                assert isinstance(coordinator_parser().parse_args(arguments), argparse.Namespace)
             if "horovod-worker" in command:
                 arguments = [re.sub(r"\$\(NODE\)", "node", str(one)) for one in command[1:]]
                 assert isinstance(agent_parser().parse_args(arguments), argparse.Namespace)

@@ -31,7 +31,7 @@ from resources import eventually
 
 from benchmarks.ports import free_ports
 from horovod.base.certificates import make
-from horovod.coordinator.__main__ import _config, _parser
+from horovod.coordinator.__main__ import _config, make_parser
 from horovod.coordinator.store.seal import MAGIC
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
@@ -158,10 +158,10 @@ def test_the_coordinators_of_the_manifest_take_its_etcd_for_safe(cluster: Cluste
     words = [str(word) for word in pod_of("coordinator.yaml", "StatefulSet")["containers"][0]["args"][1:]]
     words = [one.replace("=/secrets/", f"={cluster.folder}/secrets/") for one in words]
     words = [one.replace("$(NAME)", "horovod-coordinator-0") for one in words]
-    assert _config(_parser().parse_args(words)).token == TOKEN
+    assert _config(make_parser().parse_args(words)).token == TOKEN
     plain = [one.partition("?")[0] if one.startswith("--store=") else one for one in words]
     with pytest.raises(ValueError, match=r"without TLS .* and without credentials"):
-        _config(_parser().parse_args(plain))
+        _config(make_parser().parse_args(plain))
 
 
 def test_a_job_runs(cluster: Cluster) -> None:

@@ -31,6 +31,17 @@ _OLD_SPELLINGS = {
 }
 # Shown besides the opposites of switches that are on, or whose default depends.
 _SHOWN_OPPOSITES = ("--no-mpi-threads-disable",)
+# First words that start no job (commands.py), with what --help says of each.
+COMMANDS = {
+    "submit": "run a job file on registered agents",
+    "ps": "list the jobs of a coordinator",
+    "logs": "print what a job has printed",
+    "stop": "stop a job",
+    "wait": "wait for a job, and end with its exit code",
+    "certs": "make a certificate authority for a cluster, a certificate for its coordinators and one for its members",
+    "token": "make a token that admits to one job",
+    "help": "show this page, or that of a command: horovodrun help ps",
+}
 _ITSELF = "the processes that it starts form a world by themselves"
 # Options that are refused, by attribute of the parsed arguments, with the sentence that says what to do instead.
 _REFUSED = {
@@ -69,11 +80,12 @@ def make_parser() -> Parser:
     """Knows the options that are listed here and those of the settings table."""
     parser = Parser(
         prog="horovodrun",
-        description="Starts a training program as several processes that train together.",
-        usage="horovodrun -np N [options] command [arguments]",
-        epilog="Example: horovodrun -np 2 python train.py. `horovodrun certs --help` and `horovodrun token --help` are "
-        "about certificates and of tokens for one job. Settings may also stand in --config-file or in the "
-        "environment; an option beats the file, and the file beats the environment.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,  # for the list of commands
+        description="Starts a training program as several processes that train together.\n\n"
+        "commands, as the first word:\n" + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items()),
+        usage="horovodrun -np N [options] program [arguments]\n       horovodrun {" + ",".join(COMMANDS) + "} ...",
+        epilog="Example: horovodrun -np 2 python train.py\n\n"
+        "Settings may also stand in --config-file or in the environment; an option beats\nthe file, and the file beats the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
@@ -168,7 +180,10 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     if args.check_build or args.completion:
         return args
     if args.num_proc is None and not in_lsf_job(os.environ):
-        parser.error("-np is missing: say how many processes to start, for example -np 2")
+        word = args.command[0] if args.command and end == 0 else ""
+        close = difflib.get_close_matches(word, COMMANDS, n=1)
+        meant = f"there is no command {word}; did you mean {close[0]}? To start a program, " if close else ""
+        parser.error(f"{meant or '-np is missing: '}say how many processes to start, for example -np 2")
     named = {"-H": args.hosts, "-hostfile": args.hostfile, "--host-discovery-script": args.host_discovery_script}
     given = [flag for flag, value in named.items() if value is not None]
     if len(given) > 1:
@@ -232,7 +247,7 @@ def refusal(args: argparse.Namespace) -> str | None:
 
 def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) -> None:
     dest = _dest(flag)
-    text = setting.meaning().replace("%", "%%")
+    text = setting.option_meaning().replace("%", "%%")
     if setting.kind == "bool":
         opposite = "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
         visible = setting.default is not False or opposite in _SHOWN_OPPOSITES
@@ -241,8 +256,7 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) ->
         for other, value, instead in _OLD_SPELLINGS.get(flag, ((opposite, False, None),)):
             group.add_argument(other, dest=dest, action=_Switch, const=value, instead=instead, help=other_help)
         return
-    shown = setting.flag_unit or setting.unit or setting.env.split("_")[-1]
-    group.add_argument(flag, dest=dest, metavar=shown.upper(), help=text)
+    group.add_argument(flag, dest=dest, metavar=setting.metavar(), help=text)
 
 
 class _Switch(argparse.Action):
