@@ -12,10 +12,18 @@ from horovod.base.errors import SettingCode, coded
 from horovod.base.host_name import wrong_host_name
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 
-Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "token"]
+Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "ports", "token"]
 
 # Type of the field of Settings -> kind of the setting.
 _KINDS: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "text", "tuple[str, ...]": "list"}
+_METAVARS = {
+    "int": "N",
+    "float": "X",
+    "list": "A,B,...",
+    "address": "[HOST]:PORT",
+    "addresses": "HOST:PORT,...",
+    "ports": "FIRST-LAST",
+}
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -85,6 +93,11 @@ class Setting:
             address = on_loopback(text)
             split_address(address, where)
             return address
+        if self.kind == "ports":
+            ports = split_ports(text)
+            if ports is None:
+                raise self._bad(where, text)
+            return f"{ports[0]}-{ports[-1]}"
         if self.kind == "addresses":
             return ",".join(split_addresses(text, where))
         if not text or (self.kind == "token" and not is_token(text)):
@@ -143,8 +156,7 @@ class Setting:
             return unit.upper()
         if self.name.endswith(("_file", "_library", "_log")) or self.name == "timeline":
             return "FILE"
-        kinds = {"int": "N", "float": "X", "list": "A,B,...", "address": "[HOST]:PORT", "addresses": "HOST:PORT,..."}
-        return kinds.get(self.kind) or self.env.split("_")[-1]
+        return _METAVARS.get(self.kind) or self.env.split("_")[-1]
 
     def option_meaning(self) -> str:
         """What is said of its option: the meaning, and the default where there is one and a value acts."""
@@ -166,6 +178,7 @@ class Setting:
             "list": "names separated by commas",
             "address": "host:port, or :port for 127.0.0.1, for example 127.0.0.1:9400",
             "addresses": "host:port, for example 127.0.0.1:29400, or several separated by commas",
+            "ports": "the first and the last port, from 1 to 65535, for example 29500-29599",
             "token": f"one line of ASCII text without spaces, {MAX_TOKEN_LENGTH} characters at most",
         }[self.kind]
         if self.minimum is not None and self.maximum is not None:
@@ -237,6 +250,16 @@ def environment_text(value: Any) -> str:
 def _plain(number: float) -> str:
     """Without the exponent that :g would write."""
     return str(int(number)) if number == int(number) else str(number)
+
+
+def split_ports(text: str) -> range | None:
+    """The ports of "29500-29599", or of one port; None when these are none."""
+    first, dash, last = (part.strip() for part in text.partition("-"))
+    last = last if dash else first
+    if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()):
+        return None
+    ports = range(int(first), int(last) + 1)
+    return ports if ports and ports[0] > 0 and ports[-1] < 65536 else None
 
 
 def on_loopback(address: str) -> str:

@@ -3,8 +3,10 @@
 import errno
 import ipaddress
 import os
+import random
 import resource
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.base.errors import ClusterCode, SettingCode, coded
@@ -12,9 +14,19 @@ from horovod.base.host_name import wrong_host_name
 from horovod.base.loopback import LOOPBACK_DOWN, loopback_is_down
 
 
-def everywhere() -> str:
-    """To listen on every interface of this host, at a port that the system chooses."""
-    return "[::]:0" if socket.has_dualstack_ipv6() else "0.0.0.0:0"
+def everywhere(ports: Sequence[int] | None = None) -> str:
+    """To listen on every interface of this host, at one of these ports that is free, or one that the system chooses."""
+    host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - strangers are kept out by its token
+    return str(ListenAddress(host, free_port(host, ports) if ports else 0))
+
+
+def free_port(host: str, ports: Sequence[int]) -> int:
+    """One of these ports on which nobody listens; OSError with a sentence where there is none."""
+    start = random.randrange(len(ports))
+    if port := next((one for one in (*ports[start:], *ports[:start]) if is_free(host, one)), 0):
+        return port
+    sentence = f"Can't listen on {host}: the ports {ports[0]} to {ports[-1]} (HOROVOD_PORTS) are in use. Name more."
+    raise OSError(errno.EADDRINUSE, coded(ClusterCode.PORT_IN_USE, sentence))
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,15 @@ class DataPlaneSettings:
         "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
         section="params",
     )
+    ports: str | None = row(
+        "HOROVOD_PORTS",
+        None,
+        "ports on which ranks listen for each other, and the launcher's own coordinator for them, for firewalls: the "
+        "first and the last one, such as 29500-29599. A rank takes one for each address of its interfaces; without it "
+        "the system chooses",
+        section="params",
+        kind="ports",
+    )
     connections_per_peer: int | None = row(
         "HOROVOD_CONNECTIONS_PER_PEER",
         None,

@@ -43,7 +43,7 @@ def other_than_default(row: Setting) -> str:
         least = row.minimum or 0
         value = least if least != row.default else least + row.multiple * row.flag_scale
         return environment_text(int(value) if row.kind == "int" else float(value))
-    return "host:1" if row.kind in ("address", "addresses") else "something"
+    return {"address": "host:1", "addresses": "host:1", "ports": "5-6"}.get(row.kind, "something")
 
 
 def as_option(row: Setting) -> str:
@@ -169,7 +169,7 @@ def test_other_rows_change_no_option_that_has_a_row(row: Setting) -> None:
     of_others = {"cpu_operations", "gpu_operations", *(f"gpu_{name}" for name in GPU_OPERATION_NAMES)}
     decides = {*of_others, "wire", "min_size"}  # an elastic job keeps connections
     given = {row.name: "gloo"} if row.name in of_others else {}
-    given = given or {row.name: "h:1" if row.kind in ("address", "addresses") else other_than_default(row)}
+    given = given or {row.name: other_than_default(row)}
     after = engine_options(resolve({}, given))
     assert (after != engine_options(Settings())) == (row.name in decides)
 

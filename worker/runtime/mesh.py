@@ -17,6 +17,7 @@ import errno
 import logging
 import math
 import os
+import random
 import selectors
 import socket
 import time
@@ -60,14 +61,15 @@ MOST_AUTOMATIC_CONNECTIONS = 8
 class Listeners:
     """Listening sockets, one for each address of the chosen interfaces."""
 
-    def __init__(self, interfaces: Sequence[Interface], backlog: int = 1024) -> None:
+    def __init__(self, interfaces: Sequence[Interface], backlog: int = 1024, ports: Sequence[int] = (0,)) -> None:
+        """ports: those of HOROVOD_PORTS; 0: the system chooses."""
         self.sockets: list[socket.socket] = []
         self.endpoints: list[Endpoint] = []
         problems = []
         for interface in interfaces:
             for address in interface.addresses:
                 try:
-                    self._listen(address, interface.name, backlog)
+                    self._listen(address, interface.name, backlog, ports)
                 except OSError as error:  # for example, IPv6 is switched off; one address that works is enough
                     if is_out_of_descriptors(error):
                         self.close()
@@ -79,19 +81,29 @@ class Listeners:
                 coded(
                     WorldCode.NO_INTERFACE,
                     f"Host {socket.gethostname()} cannot listen for its peers on any address: {'; '.join(problems)}. "
-                    "Choose other interfaces with HOROVOD_NETWORK_INTERFACES.",
+                    f"Choose {'more ports with HOROVOD_PORTS, or ' if ports[0] else ''}other interfaces with "
+                    "HOROVOD_NETWORK_INTERFACES.",
                 )
             )
 
-    def _listen(self, address: str, interface: str, backlog: int) -> None:
-        listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.setblocking(False)
-            listener.bind((address, 0))
-            listener.listen(backlog)
-        except BaseException:
-            listener.close()
-            raise
+    def _listen(self, address: str, interface: str, backlog: int, ports: Sequence[int]) -> None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        start = random.randrange(len(ports))  # ranks of a host come at the same time, and each is to try few
+        for port in (*ports[start:], *ports[:start]):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                listener.setblocking(False)
+                if port:  # connections of a world before may be ending on it
+                    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind((address, port))
+                listener.listen(backlog)
+                break
+            except OSError as error:
+                listener.close()
+                if not port or error.errno != errno.EADDRINUSE:
+                    raise
+        else:
+            raise OSError(errno.EADDRINUSE, f"the ports {ports[0]} to {ports[-1]} (HOROVOD_PORTS) are in use")
         self.sockets.append(listener)
         self.endpoints.append(Endpoint(address, listener.getsockname()[1], interface))
 

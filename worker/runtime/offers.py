@@ -8,7 +8,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from horovod.base.errors import WorldCode, code_of, coded
-from horovod.base.setting import split_address, split_addresses
+from horovod.base.setting import split_address, split_addresses, split_ports
 from horovod.base.settings import SETTINGS, WIRE_MODES, Settings
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.gpu import gpu_operations
@@ -54,9 +54,10 @@ def make_listeners(settings: Settings, *, optional: bool) -> Listeners | None:
         hosts = [split_address(one, "HOROVOD_COORDINATOR")[0] for one in addresses]
         wanted = settings.network_interfaces
         local = not wanted and all(is_loopback(host) for host in hosts)
-        return Listeners(choose_interfaces(interfaces(), wanted, coordinator_on_loopback=local))
+        ports = split_ports(settings.ports or "") or (0,)
+        return Listeners(choose_interfaces(interfaces(), wanted, coordinator_on_loopback=local), ports=ports)
     except StartError:
-        if not optional or settings.network_interfaces:
+        if not optional or settings.network_interfaces or settings.ports:
             raise
         log.info("There is no network interface for TCP; only shared memory can be used.", exc_info=True)
         return None

@@ -85,7 +85,8 @@ def make_parser() -> Parser:
         "commands, as the first word:\n" + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items()),
         usage="horovodrun -np N [options] program [arguments]\n       horovodrun {" + ",".join(COMMANDS) + "} ...",
         epilog="Example: horovodrun -np 2 python train.py\n\n"
-        "Settings may also stand in --config-file or in the environment; an option beats\nthe file, and the file beats the environment.",
+        "Settings may also stand in --config-file or in the environment; an option beats\n"
+        "the file, and the file beats the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod.base.run_certificate import ADVICE, SERVER_NAME, run_certificate
+from horovod.base.setting import split_ports
 from horovod.base.settings import Settings, resolve
 from horovod.base.tasks import end_tasks
 from horovod.coordinator.address import everywhere
@@ -114,7 +115,7 @@ def run_on_hosts(
         run_certificate() as certificate,
         EmbeddedCoordinator.of(
             CoordinatorConfig(
-                everywhere(),
+                everywhere(split_ports(settings.ports or "")),
                 token,
                 tls=ServerTls(certificate.cert, certificate.key) if certificate else None,
                 tls_advice=ADVICE,
