@@ -252,6 +252,13 @@ def test_the_port_does_not_follow_from_the_token() -> None:
     assert ports[0] == ports[1] != []
 
 
+def test_the_port_is_one_of_those_that_are_named() -> None:
+    task = Task("srun", 1, 2, False, ("run", "7"), first_host="127.0.0.1")
+    settings = resolve({"HOROVOD_PORTS": "29501"}, {"start_timeout_seconds": 0.001})
+    with pytest.raises(StartError, match=ends_with(WorldCode.INCOMPLETE_WORLD, "127.0.0.1:29501")):
+        join._meet_between_hosts(task, "127.0.0.1", TOKEN, settings)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_short_token_is_refused_by_every_rank(rank: int) -> None:
     with pytest.raises(StartError, match=ends_with(AccessCode.WEAK_TOKEN, f"rank {rank} of 2", "openssl rand")):

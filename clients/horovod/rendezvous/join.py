@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of, coded, without_code
 from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.setting import split_ports
 from horovod.base.settings import Settings
 from horovod.base.tls import unnamed_file
 from horovod.rendezvous import task_of
@@ -188,7 +189,7 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
         )
     # A rank with another token comes to the same port, so that it is told of that, and not that nobody is there.
     digest = hashlib.sha256(chr(0).join(task.run).encode()).digest()
-    ports = task.ports or _PORTS
+    ports = split_ports(settings.ports or "") or task.ports or _PORTS
     port = ports[int.from_bytes(digest[:8], "big") % len(ports)]
     if (own := ClientTls.of(settings)) is None:
         return _meet_by_proof(task, host, port, token, settings)
