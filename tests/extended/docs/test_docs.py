@@ -53,7 +53,10 @@ def test_the_site_builds_strictly_and_has_every_public_name() -> None:
         assert [name for name in public if name not in shown | SUBMODULES] == [], module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/elastic.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/guide.md", "docs/elastic.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/validation.md"],
+)
 def test_the_snippets_run_on_two_ranks(page: str, tmp_path: Path) -> None:
     blocks = [code for fragment, code in BLOCK.findall((ROOT / page).read_text()) if not fragment]
     assert blocks
