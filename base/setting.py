@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from horovod.base.addresses import wrong_host_name
 from horovod.base.errors import SettingCode, coded
-from horovod.base.host_name import wrong_host_name
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
 
 Kind = Literal["int", "float", "bool", "text", "list", "choice", "address", "addresses", "ports", "token"]
@@ -299,3 +299,17 @@ def split_address(text: str, source: str) -> tuple[str, int]:
     if wrong := wrong_host_name(host):
         raise ValueError(coded(SettingCode.INVALID_SETTING, f"{source}={text!r} names no host: {wrong}."))
     return host, int(port)
+
+
+# -- what rows of several families have in common ----------------------------------------------------------------------
+
+# Largest world that a coordinator accepts (horovod.coordinator.core.world.checks; a test compares the two).
+MAX_SIZE = 1 << 16
+
+PATIENCE: dict[str, Any] = {"unit": "seconds", "limits": (0.001, 10_000_000)}
+PLACE: dict[str, Any] = {"limits": (0, MAX_SIZE - 1), "launcher": True}
+COUNT: dict[str, Any] = {"limits": (1, MAX_SIZE)}
+
+# Why settings of earlier versions are accepted and change nothing; completes "HOROVOD_... has no effect: ...".
+NO_MPI = "this version of Horovod has no MPI"
+NO_CCL = "this version of Horovod has no oneCCL"

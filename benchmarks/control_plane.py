@@ -44,10 +44,10 @@ from typing import Any
 import grpc
 import psutil
 
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, types_pb2
 from horovod.worker.agent.relay import Relay
-from horovod.worker.runtime.relayed import headers as relay_headers
+from horovod.worker.runtime.probe import headers as relay_headers
 
 HOST_MEMBERS = 8
 TENSORS = 500

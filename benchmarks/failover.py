@@ -188,8 +188,8 @@ class Rank:
 
 def _without_gpu(files: str) -> str:
     """Why GPU tensors can't be had; empty: they can."""
-    from horovod.worker.agent.gpus import count_gpus
-    from horovod.worker.runtime.gpu import gpu_obstacle
+    from horovod.worker.agent.cores_and_gpus import count_gpus
+    from horovod.worker.runtime.devices import gpu_obstacle
 
     os.environ.update(_libraries(files))  # which is where gpu_obstacle looks
     count, where = count_gpus(os.environ)

@@ -73,7 +73,7 @@ def why_not() -> str:
     """The sentence that says why nothing can be measured here; empty: it can."""
     import torch
 
-    from horovod.worker.runtime.gpu import gpu_obstacle
+    from horovod.worker.runtime.devices import gpu_obstacle
 
     if torch.version.cuda is None:
         return "There is nothing to measure: this PyTorch is built without CUDA, so it knows no GPU (--rehearsal)."

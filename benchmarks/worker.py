@@ -99,7 +99,7 @@ class Rank:
         if self._peer.rank != 0:
             return {}
         from benchmarks import packing
-        from horovod.worker.runtime.gpu import cuda_file, nvrtc_file
+        from horovod.worker.runtime.devices import cuda_file, nvrtc_file
 
         return packing.figures(self._device, {"cuda_file": cuda_file(), "nvrtc_file": nvrtc_file()}, sizes)
 

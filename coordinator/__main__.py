@@ -11,23 +11,21 @@ import traceback
 from collections.abc import Sequence
 
 from horovod.base.errors import SettingCode, coded
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.processes import open_missing_streams
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.protocol import __version__
 from horovod.base.setting import on_loopback
-from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry import otel
 from horovod.base.telemetry.logs import JsonFormatter, TextFormatter
 from horovod.base.tokens import read_token
-from horovod.base.version import __version__
 from horovod.base.words import for_people
 
 from .address import ListenAddress
-from .config import CoordinatorConfig
+from .config import CoordinatorConfig, Limits
 from .exposure import check_store_exposure, check_web_exposure
-from .limits import Limits
 from .server import CoordinatorServer
-from .store import open_store
+from .store import ETCD, MEMORY, open_store
 from .store.etcd_address import EtcdAddress
-from .store.open import ETCD, MEMORY
 from .store.seal import Seal
 from .tls import ServerTls
 from .token import random_token

@@ -1,7 +1,11 @@
 """Where to listen: reading HOST:PORT, and sentences for what can go wrong with it."""
 
+from __future__ import annotations
+
+import asyncio
 import errno
 import ipaddress
+import logging
 import os
 import random
 import resource
@@ -9,9 +13,12 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import grpc
+
+from horovod.base.addresses import LOOPBACK_DOWN, loopback_is_down, wrong_host_name
 from horovod.base.errors import ClusterCode, SettingCode, coded
-from horovod.base.host_name import wrong_host_name
-from horovod.base.loopback import LOOPBACK_DOWN, loopback_is_down
+
+from .token import TokenFiles
 
 
 def everywhere(ports: Sequence[int] | None = None) -> str:
@@ -38,7 +45,7 @@ class ListenAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
-    def parse(cls, text: str) -> "ListenAddress":
+    def parse(cls, text: str) -> ListenAddress:
         """Raises ValueError with a sentence."""
         sentence = (
             f"Can't listen on {text!r}: expected HOST:PORT with a port from 0 to 65535, for example 127.0.0.1:29400 or "
@@ -131,3 +138,60 @@ def is_free(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRINUSE
     return True
+
+
+# How a coordinator takes its port, and lets the processes of its user find the token that it asks for there.
+
+_log = logging.getLogger(__name__)
+
+
+def bind(server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None) -> int:
+    """The port. From now on connections are accepted; they are served when the server starts."""
+    if address.port:
+        address.check_free()
+    address.check_loopback()
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
+    except RuntimeError as error:
+        address.check_free()  # knows more
+        raise address.bind_error(errno.EADDRINUSE) from error
+    if port == 0:
+        raise address.bind_error(errno.EADDRINUSE)
+    return port
+
+
+async def bind_and_tell(
+    server: grpc.aio.Server, address: ListenAddress, credentials: grpc.ServerCredentials | None, files: TokenFiles
+) -> int:
+    """As `bind`. A member that can connect to a port which it was told can also find the token."""
+    async with files.locked():
+        files.remove_stale(is_free)
+        addresses = address.resolved()
+        if address.port:
+            address.check_free()
+            files.write(addresses, address.port)
+        try:
+            port = bind(server, address, credentials)
+            if not address.port:
+                files.write(addresses, port)
+        except BaseException:
+            files.remove()
+            raise
+    return port
+
+
+async def keep(files: TokenFiles, period_s: float) -> None:
+    """Sees to it that members that come later find the token, for ever."""
+    told = ""
+    while True:
+        await asyncio.sleep(period_s)
+        try:
+            files.keep()
+            told = ""
+        except OSError as error:
+            if told != (error.strerror or str(error)):
+                told = error.strerror or str(error)
+                _log.warning("%s", told)

@@ -7,13 +7,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from horovod.base.errors import SettingCode, coded
+from horovod.base.protocol import ping_options
 
 from .core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
 from .exposure import TLS_ADVICE
-from .limits import Limits
 from .services.exchange import Service
 from .store import MemoryStore, Store
 from .tls import ServerTls
+
+
+@dataclass(frozen=True)
+class Limits:
+    """keepalive_timeout_s: after which a connection that answers no ping of gRPC counts as broken.
+    reattach_grace_s: how long a member may be without a connection before it is lost, unless its process is seen to
+    live.
+    """
+
+    keepalive_timeout_s: float = 20.0
+    reattach_grace_s: float = 10.0
+
+    @property
+    def tick_s(self) -> float:
+        """How often the coordinator looks who is overdue."""
+        return max(0.02, min(1.0, self.reattach_grace_s / 4))
+
+    def channel_options(self) -> tuple[tuple[str, int], ...]:
+        return ping_options(self.keepalive_timeout_s)
+
 
 KEEP_TOKEN_S = 60.0  # how often a coordinator looks whether its token can still be found
 
@@ -30,7 +50,7 @@ class CoordinatorConfig:
     tls_advice: the end of the warning of a token that travels in the clear: how to get TLS.
     open_store: what it opens is closed with the coordinator.
     services: what else is served here, such as the way of a function to the ranks of horovod.run.
-    web_listen: where to show the pages of web/server.py; None: nowhere.
+    web_listen: where to show the pages of pages.py; None: nowhere.
     web_token: asked for by all pages but the probes'; needed where other hosts can connect. None: a random one is made,
         unless `insecure`.
     web_tls: shows the pages over HTTPS, with the certificate of `tls`.

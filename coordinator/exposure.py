@@ -9,7 +9,7 @@ ask for credentials, since whoever writes there decides what agents run (docs/ad
 from __future__ import annotations
 
 from horovod.base.errors import AccessCode, coded
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH
 
 from .address import ListenAddress
 from .store.etcd_address import EtcdAddress

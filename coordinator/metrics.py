@@ -1,15 +1,18 @@
-"""What a coordinator counts: names, labels and meanings, of which docs/metrics.md is made (metrics_page.py)."""
+"""What a coordinator counts: names, labels and meanings, of which docs/tools/metrics_page.py makes a page."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
 from horovod.base.telemetry import Registry
-from horovod.base.telemetry.registry import SECONDS
+from horovod.base.telemetry.metrics import SECONDS
 from horovod.protos.v1 import negotiation_pb2
 
-from .core.world.overview import JobOverview
+from .core.world.membership import JobOverview
+from .store.base import Change, Entry, Guard, Store
 
 
 class CoordinatorMetrics:
@@ -122,3 +125,70 @@ class CoordinatorMetrics:
             for rank, report in job.reports.items():
                 found[job.name, str(rank)] = (most_us - report.waited_us) / 1e6
         return found
+
+
+# A store with a stopwatch: how long each call of another one takes, and whether it succeeds.
+
+
+class MeasuredStore:
+    """observe(seconds, operation, result): hears of each call that ended; result is "ok" or the name of the error."""
+
+    def __init__(self, store: Store, observe: Callable[[float, str, str], None]) -> None:
+        self._store = store
+        self._observe = observe
+
+    @property
+    def is_shared(self) -> bool:
+        return self._store.is_shared
+
+    @contextlib.contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        began = time.monotonic()
+        result = "ok"
+        try:
+            yield
+        except BaseException as error:
+            result = type(error).__name__
+            raise
+        finally:
+            self._observe(time.monotonic() - began, operation, result)
+
+    async def get(self, key: str) -> Entry | None:
+        with self._timed("get"):
+            return await self._store.get(key)
+
+    async def range(self, prefix: str) -> tuple[Sequence[Entry], int]:
+        with self._timed("range"):
+            return await self._store.range(prefix)
+
+    async def put(self, key: str, value: bytes, lease: int | None = None, *, guard: Guard | None = None) -> Entry:
+        with self._timed("put"):
+            return await self._store.put(key, value, lease, guard=guard)
+
+    async def put_if(
+        self, key: str, value: bytes, revision: int, lease: int | None = None, *, guard: Guard | None = None
+    ) -> Entry | None:
+        with self._timed("put_if"):
+            return await self._store.put_if(key, value, revision, lease, guard=guard)
+
+    async def delete(self, key: str, revision: int | None = None, *, guard: Guard | None = None) -> bool:
+        with self._timed("delete"):
+            return await self._store.delete(key, revision, guard=guard)
+
+    async def grant(self, ttl_s: float) -> int:
+        with self._timed("grant"):
+            return await self._store.grant(ttl_s)
+
+    async def keep_alive(self, lease: int) -> None:
+        with self._timed("keep_alive"):
+            await self._store.keep_alive(lease)
+
+    async def revoke(self, lease: int) -> None:
+        with self._timed("revoke"):
+            await self._store.revoke(lease)
+
+    def watch(self, prefix: str, revision: int) -> AsyncIterator[Change]:
+        return self._store.watch(prefix, revision)  # a watch has no end, so its time is not measured
+
+    async def close(self) -> None:
+        await self._store.close()

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 import grpc
 
 from horovod.base.errors import AccessCode, coded
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, job_token
-from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH, job_token
+from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES, __version__
 from horovod.base.tokens import MAX_TOKEN_LENGTH, is_token
-from horovod.base.version import __version__
+from horovod.coordinator.services.elsewhere import Attendances
 from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2
 
 from .address import ListenAddress
 from .config import CoordinatorConfig
+from .metrics import MeasuredStore
+from .pages import Readiness
 from .services.agents import AgentsService
-from .services.attendance import Attendances
 from .services.auth import Access
 from .services.cluster import ClusterHub
 from .services.health import add_health_to_server
@@ -27,8 +28,6 @@ from .services.negotiation_service import NegotiationService
 from .services.peers import Peers
 from .services.sending import Sending, add_service_to_server
 from .store import Store
-from .store.measured import MeasuredStore
-from .web.ready import Readiness
 
 MAX_REQUEST_BYTES = 8 << 20
 # Streams of one connection; a rank has two, and an agent's relay one connection for all of its ranks.
@@ -79,7 +78,7 @@ def make_peers(config: CoordinatorConfig, address: ListenAddress, is_shared: boo
 
 def make_server(config: CoordinatorConfig, access: Access) -> grpc.aio.Server:
     # A process that died is noticed at once: its connection is reset, and its pidfd tells on this host. Keepalive
-    # is for hosts that vanish. A member that misses it is only away (services/processes.py, core/world/life.py): where
+    # is for hosts that vanish. A member that misses it is only away (services/sights.py, core/world/life.py): where
     # its process is seen to live, stopped or not, it is not lost.
     options = (*_OPTIONS, *config.limits.channel_options())
     return grpc.aio.server(interceptors=access.interceptors(), options=options)

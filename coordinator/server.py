@@ -1,5 +1,7 @@
 """A coordinator to run: `CoordinatorServer` in an event loop, `EmbeddedCoordinator` in a thread of any program."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import dataclasses
@@ -18,22 +20,35 @@ from horovod.base.telemetry import Registry
 from horovod.base.telemetry.http import link_of
 from horovod.protos.v1.story_pb2 import StoryEntry
 
-from .address import ListenAddress, reason_of
+from .address import ListenAddress, bind, bind_and_tell, keep, reason_of
 from .config import CoordinatorConfig
 from .core.ending import RankEnded
 from .core.rates import RateLimits, Rates
-from .core.world.overview import JobOverview
+from .core.world.membership import JobOverview
 from .exposure import check_exposure, check_web_exposure
 from .in_process import InProcessScheduler
-from .listening import bind, bind_and_tell, keep
-from .loops import quiet
+from .pages import Readiness, Shown, web_server
 from .parts import add_services, check_token, make_hubs, make_peers, make_server
 from .services.auth import Access
 from .services.cluster import ClusterHub
 from .services.hub import Hub
 from .token import TokenFiles, random_token
-from .web.ready import Readiness
-from .web.server import Shown, web_server
+
+
+def quiet(loop: asyncio.AbstractEventLoop) -> None:
+    """The loop does not report wake-ups that were meant for another one.
+
+    grpcio, up to version 1.78 at least, wakes all loops of a process when a call of any of them has news, by one
+    pipe; each that finds it empty reports a BlockingIOError, with a traceback on stderr. Nothing is lost by that.
+    """
+    loop.set_exception_handler(_handle)
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    is_wakeup = "PollerCompletionQueue" in str(context.get("message"))
+    if not (is_wakeup and isinstance(context.get("exception"), BlockingIOError)):
+        loop.default_exception_handler(context)
+
 
 RATES = Rates()
 START_TIMEOUT_S = 30.0
@@ -128,7 +143,7 @@ class CoordinatorServer:
         return port
 
     async def _show(self, listen: str, shown: Shown) -> int:
-        """Serves the pages of web/server.py on a port of their own, which is returned."""
+        """Serves the pages of pages.py on a port of their own, which is returned."""
         config, address = self._config, ListenAddress.parse(listen)
         tls = config.tls if config.web_tls else None
         warning = check_web_exposure(address, config.web_token, tls is not None, config.insecure)
@@ -236,7 +251,7 @@ class EmbeddedCoordinator:
         self._server: CoordinatorServer | None = None
 
     @classmethod
-    def of(cls, config: CoordinatorConfig) -> "EmbeddedCoordinator":
+    def of(cls, config: CoordinatorConfig) -> EmbeddedCoordinator:
         return cls(**vars(config))
 
     @property
@@ -280,7 +295,7 @@ class EmbeddedCoordinator:
         """What members must know (HOROVOD_TOKEN); None when it asks for none."""
         return self.config.token
 
-    def start(self) -> "EmbeddedCoordinator":
+    def start(self) -> EmbeddedCoordinator:
         """Raises ValueError or OSError as CoordinatorServer.start does."""
         if self._thread is not None:
             raise _not_running("The embedded coordinator runs already.")
@@ -350,7 +365,7 @@ class EmbeddedCoordinator:
         finally:
             self._end_thread()
 
-    def __enter__(self) -> "EmbeddedCoordinator":
+    def __enter__(self) -> EmbeddedCoordinator:
         return self.start()
 
     def __exit__(

@@ -13,7 +13,7 @@ import psutil
 from resources import eventually
 from runtime_harness import Program
 
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 
 SHORT = Limits(keepalive_timeout_s=0.4, reattach_grace_s=0.4)
 UNSEEN = "from horovod.worker.runtime import witness; witness.process_namespace = lambda: ''\n"

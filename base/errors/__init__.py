@@ -1,15 +1,8 @@
 """The codes of all errors, by family, and how a sentence carries one."""
 
-from .access import AccessCode
-from .cluster import ClusterCode
 from .code import ErrorCode, code_of, coded, coded_like, without_code
-from .data import DataCode
-from .engine import EngineCode
-from .launch import LaunchCode
-from .operations import OperationCode
-from .settings import SettingCode
-from .training import TrainingCode
-from .worlds import STATE_LOST_EXIT, WorldCode
+from .jobs import STATE_LOST_EXIT, AccessCode, ClusterCode, LaunchCode, SettingCode, WorldCode
+from .scripts import DataCode, EngineCode, OperationCode, TrainingCode
 
 FAMILIES: tuple[type[ErrorCode], ...] = (
     OperationCode,

@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from horovod.base.errors import SettingCode, coded
-from horovod.base.setting import Setting, environment_text, rows
+from horovod.base.setting import MAX_SIZE, Setting, environment_text, rows
 from horovod.base.words import shortened
 
-from .backends import BackendSettings
-from .data_plane import WIRE_MODES, DataPlaneSettings
+from .data_plane import WIRE_MODES, BackendSettings, DataPlaneSettings
 from .earlier import OF_BUILD, OF_BUILD_AND_TESTS, AutotuneSettings, EarlierSettings
 from .observation import ObservationSettings
-from .shared import MAX_SIZE
 from .training import TrainingSettings
 from .world import WorldSettings
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from horovod.base.setting import row
-
-from .shared import NO_CCL, NO_MPI
+from horovod.base.setting import NO_CCL, NO_MPI, row
 
 # What only builds of earlier versions read, and what tests read, without HOROVOD_: images set these, rightly.
 OF_BUILD = frozenset(

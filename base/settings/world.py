@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovod.base.setting import row
-
-from .shared import COUNT, PATIENCE, PLACE
+from horovod.base.setting import COUNT, PATIENCE, PLACE, row
 
 # Launchers other than ours, each a module of horovod.rendezvous, in the order in which they are asked: the one that
 # started the process itself before those that started its launcher, whose variables the process inherits. torchrun is

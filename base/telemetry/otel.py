@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import tracing
-from .registry import Distribution, Family, Registry, Sample
+from .metrics import Distribution, Family, Registry, Sample
 from .tracing import Value
 
 END_S = 3.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from horovod.base.version import __version__
+from horovod.base.protocol import __version__
 
 if TYPE_CHECKING:
     from horovod.launch.function import run as run

@@ -347,7 +347,7 @@ class Engine:
         one number for each rank: TCP between hosts, shared memory between ranks of equal numbers; a rank that is alone
         needs no segment. placement: one number for each rank, equal on one host whether or not its ranks share memory;
         () is one host. options: fields of csrc/base/config.h by name. cuda_file, nccl_file and nvrtc_file: what to
-        load for GPU tensors, see worker/runtime/gpu.py; "" is the system's. wire_keys: by descriptor, where the option
+        load for GPU tensors, see runtime/devices.py; "" is the system's. wire_keys: by descriptor, where the option
         wire is not 0; see worker/runtime/handshake.py.
         """
 

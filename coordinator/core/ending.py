@@ -1,4 +1,4 @@
-"""How a job ended, in one sentence and one exit code."""
+"""How a job ended, in one sentence and one exit code; and which of its hosts are seen to live."""
 
 from __future__ import annotations
 
@@ -151,3 +151,15 @@ def rank_ended(job: str, host: str, outcome: Outcome) -> RankEnded:
         cause = f"{cause}: {_in_words(outcome.code)}"
     well = outcome.code == 0 and not outcome.lost
     return RankEnded(job, outcome.rank, host, outcome.pid, cause, outcome.incarnation, well)
+
+
+# What serves the world of a job knows which of its hosts live, and what schedules the job asks.
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """The hosts of a job's running world; each is in one of the sets at most."""
+
+    connected: frozenset[str] = frozenset()  # hosts of which a rank has a stream to the coordinator
+    away: frozenset[str] = frozenset()  # hosts whose ranks are in the world, none of them with a stream
+    lost: frozenset[str] = frozenset()  # hosts whose ranks are not in the world any more, one or more of them lost

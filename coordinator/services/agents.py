@@ -13,8 +13,7 @@ from horovod.protos.v1 import jobs_pb2
 
 from .auth import Access
 from .cluster import ClusterHub, CommandOutbox, check_serving
-from .outbox import Outbox
-from .sending import Sending
+from .sending import Outbox, Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_COMMANDS = 1 << 16

@@ -1,6 +1,6 @@
 """Who may call what: `Access` knows what a token admits to, and asks for one before a method is reached.
 
-A call shows the cluster's token, which admits to everything, or that of one job (job_token.py). Which job a call is
+A call shows the cluster's token, which admits to everything, or that of one job (base/proofs.py). Which job a call is
 about stands in its messages only, so a method that takes part in a job calls `admit` with the job's name before it does
 anything. What a job's token admits to at all is listed here (`OF_ONE_JOB`), so a method that forgets to ask is closed
 to its holders, not open.
@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from horovod.base.errors import AccessCode, coded
-from horovod.base.job_tokens import job_of
-from horovod.base.proofs import NONCE, PROOF, coordinator_proof, is_nonce
+from horovod.base.proofs import NONCE, PROOF, coordinator_proof, is_nonce, job_of
 from horovod.base.words import printable
 from horovod.coordinator.core.rates import RateLimits
 

@@ -13,20 +13,18 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 import grpc
 
 from horovod.base.errors import ClusterCode, coded, without_code
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.tasks import end_tasks
-from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import printable
-from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.cluster.cluster import Cluster
 from horovod.coordinator.core.cluster.effects import Coming, Command, Effect, Notice
 from horovod.coordinator.core.cluster.job import ClusterJob, describe, refusal_of
-from horovod.coordinator.core.cluster.record_size import listed
-from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.cluster.job_record import listed
+from horovod.coordinator.core.ending import Attendance, RankEnded
 from horovod.coordinator.core.world.story import is_over
-from horovod.coordinator.limits import Limits
 from horovod.coordinator.store import Store, StoreError
-from horovod.coordinator.store.stories import read_stories, read_story
-from horovod.coordinator.store.submitted import read_records
+from horovod.coordinator.store.records import read_records, read_stories, read_story
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2, story_pb2
 
@@ -34,8 +32,8 @@ from .code import CodeShelf
 from .follower import Follower
 from .lanes import Act, Lanes
 from .leading import Leading
-from .outbox import Outbox
 from .peers import Peers
+from .sending import Outbox
 from .streams import MAX_SHOWN, Context, RefusedError
 from .ticks import Ticks
 

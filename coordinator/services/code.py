@@ -9,7 +9,7 @@ import grpc
 from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.cluster.code import Archives, chunk_size, chunks_of, refusal_of
 from horovod.coordinator.store import Guard, Store
-from horovod.coordinator.store.code import archive_key, archive_value, chunk_key, read_archives
+from horovod.coordinator.store.records import archive_key, archive_value, chunk_key, read_archives
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .streams import RefusedError

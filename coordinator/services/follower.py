@@ -9,7 +9,7 @@ from collections.abc import Iterator, Set
 from horovod.coordinator.core.cluster.job import OVER
 from horovod.protos.v1 import agents_pb2, jobs_pb2
 
-from .outbox import Outbox
+from .sending import Outbox
 
 WINDOW_BYTES = 1 << 20
 # A new window is opened only while less is untaken of what an agent's earlier stream brought.

@@ -18,14 +18,14 @@ import grpc
 from horovod.base.errors import ClusterCode, WorldCode, coded
 from horovod.base.tasks import Tasks
 from horovod.base.telemetry.logs import about
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.agreement.deadlock import USUAL_TIMES, DeadlockTimes
 from horovod.coordinator.core.agreement.deadlock import times_of as deadlock_times_of
 from horovod.coordinator.core.agreement.ids import MAX_IDS
 from horovod.coordinator.core.agreement.negotiation import STEP, Negotiation
 from horovod.coordinator.core.agreement.stall import StallWatch, times_of
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.ending import Attendance, RankEnded
 from horovod.coordinator.core.world.effects import (
     Close,
     Effect,
@@ -38,19 +38,16 @@ from horovod.coordinator.core.world.effects import (
     WorkDone,
     WorldEnded,
 )
-from horovod.coordinator.core.world.formation import Formation
-from horovod.coordinator.core.world.membership import Membership
-from horovod.coordinator.core.world.overview import JobOverview
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.core.world.membership import JobOverview, Membership
+from horovod.coordinator.core.world.waiting import Formation
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import Guard, Store, TooLargeError
 from horovod.protos.v1 import agents_pb2, membership_pb2, negotiation_pb2
 
+from .elsewhere import Orphans, Outcomes
 from .negotiation_session import DecisionsOutbox, NegotiationSession, epoch_over, newer_stream
-from .orphans import Orphans
-from .outbox import Outbox
-from .outcomes import Outcomes
 from .peers import Peers
+from .sending import Outbox
 from .serving import LEASE_S, Serving
 from .sights import FirstMessage, Sights
 from .stories import Stories
@@ -114,7 +111,7 @@ class Hub:
     # -- membership --------------------------------------------------------------------------------------------------
 
     async def adopt(self, job: str) -> None:
-        """Takes over a job that nobody serves (orphans.py). Raises StoreError."""
+        """Takes over a job that nobody serves (elsewhere.py). Raises StoreError."""
         await self.serve(job)
         self._do(job, [])  # releases the job if it has no world
 

@@ -14,8 +14,7 @@ from horovod.protos.v1 import jobs_pb2 as pb
 from .auth import Access
 from .cluster import ClusterHub, NotServingError, check_serving, send_on
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
-from .outbox import Outbox
-from .sending import Sending
+from .sending import Outbox, Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 LISTED_JOBS = 50  # jobs that are over which a listing has, unless the client asks for another number

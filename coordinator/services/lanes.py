@@ -32,10 +32,9 @@ from horovod.coordinator.core.cluster.effects import (
 )
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, WritesRefusedError
+from horovod.coordinator.store.holding import STORE_RETRY_S, until_stored
 from horovod.coordinator.store.jobs import forget_job
-from horovod.coordinator.store.submitted import submitted_key
-
-from .storing import STORE_RETRY_S, until_stored
+from horovod.coordinator.store.records import submitted_key
 
 REFUSED_RETRY_S = 2.0  # seconds between attempts when only a person can help
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import grpc
 
 from horovod.base.errors import ClusterCode, coded, coded_like, without_code
+from horovod.base.protocol import RELAY
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import tracing
 from horovod.base.words import printable
@@ -19,9 +20,7 @@ from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
 from .auth import Access
 from .hub import EventOutbox, Hub
-from .outbox import Outbox
-from .repeats import RELAY
-from .sending import Sending
+from .sending import Outbox, Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 TOLD_AFTER_S = 1.0  # a process that waits longer than this to join is told why

@@ -15,8 +15,7 @@ from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 from .auth import Access
 from .hub import Hub
 from .negotiation_session import DecisionsOutbox
-from .outbox import Outbox
-from .sending import Sending
+from .sending import Outbox, Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
 
 MAX_DECISIONS = 1 << 14  # messages that may wait until one member reads them

@@ -15,7 +15,7 @@ from horovod.coordinator.core.agreement.stall import OVER, StallWatch
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.protos.v1 import negotiation_pb2
 
-from .outbox import Outbox
+from .sending import Outbox
 
 DecisionsOutbox = Outbox[negotiation_pb2.Decisions]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from horovod.base.tasks import end_tasks
-from horovod.coordinator.core.attendance import Attendance
+from horovod.coordinator.core.ending import Attendance
 from horovod.protos.v1 import agents_pb2, agents_pb2_grpc, membership_pb2, membership_pb2_grpc
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from horovod.coordinator.core.world.effects import Effect, Formed, Gone
 from horovod.coordinator.core.world.story import FORMED, OVER, WAITS, Moment, Story, after
 from horovod.coordinator.metrics import CoordinatorMetrics
 from horovod.coordinator.store import Guard, Store, StoreError
-from horovod.coordinator.store.stories import KEPT_STORY_S, read_story, write_story
+from horovod.coordinator.store.records import KEPT_STORY_S, read_story, write_story
 from horovod.protos.v1 import membership_pb2, story_pb2
 
 WRITE_EVERY_S = 0.1  # seconds between two writes, at least: a world may lose its members one by one, in a moment

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from horovod.base.seats import peer_of
 
-from .acknowledgements import Address, address_of, plain_host
+from .sights import Address, address_of, plain_host
 
 LOOK_S = 0.25
 FULL_LOOKS = 120  # one look of so many counts all connections, whether there seem to be strangers or not

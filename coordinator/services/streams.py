@@ -14,9 +14,7 @@ from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.coordinator.core.rates import RateLimits
 from horovod.coordinator.store import StoreError
 
-from .outbox import Outbox
-from .repeats import RelayedStream
-from .sending import Sending
+from .sending import Outbox, RelayedStream, Sending
 
 FIRST_MESSAGE_TIMEOUT_S = 30.0
 _SLICE_S = 1.0

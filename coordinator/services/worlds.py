@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from horovod.base.errors import without_code
 from horovod.base.telemetry.logs import about
 from horovod.coordinator.core.world.effects import Effect, Record
-from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.waiting import Formation
 from horovod.coordinator.store import Guard, Store, StoreError, TooLargeError, UncertainError, WritesRefusedError
+from horovod.coordinator.store.holding import STORE_RETRY_S, until_stored
 from horovod.coordinator.store.jobs import keep_work, next_epoch, publish_world, read_world, retract_world, write_gone
 from horovod.protos.v1 import membership_pb2
 
 from .serving import Serving
 from .stories import Stories
-from .storing import STORE_RETRY_S, until_stored
 
 NO_ANSWER = "it gets no answer from its store, without which no world can form or end:"
 NO_WRITES = "its store takes no writes, without which no world can form or end:"

@@ -5,6 +5,12 @@ coordinators may share one store. `memory` is the embedded default and ends with
 that outlives it, and `etcd` is shared by several.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
+from horovod.base.errors import SettingCode, coded
+
 from .base import (
     Change,
     CompactedError,
@@ -20,7 +26,7 @@ from .base import (
     WritesRefusedError,
 )
 from .memory import MemoryStore
-from .open import open_store
+from .seal import Seal
 
 __all__ = [
     "Change",
@@ -38,3 +44,34 @@ __all__ = [
     "WritesRefusedError",
     "open_store",
 ]
+
+MEMORY = "memory:"
+SQLITE = "sqlite:"
+ETCD = "etcd:"
+
+
+def open_store(text: str, seal: Seal | None = None) -> Store:
+    """The store that `text` names: `memory:`, `sqlite:PATH` (sqlite.py), or `etcd://...` (etcd_address.py).
+
+    Makes no connection yet, but opens a file. Raises ValueError, or OSError for that file, with a sentence.
+
+    seal: of what stands in etcd; the other stores are for one coordinator, and nobody else can write to them.
+    """
+    if text == MEMORY:
+        return MemoryStore()
+    if text.startswith(SQLITE):
+        from .sqlite import SqliteStore
+
+        if not (path := text.removeprefix(SQLITE)) or path.endswith("/"):
+            sentence = f"The store {text!r} names no file; expected something like 'sqlite:/var/lib/horovod/store'."
+            raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))
+        return SqliteStore(Path(path))
+    if text.startswith(ETCD):
+        from .etcd import EtcdStore
+        from .etcd_address import EtcdAddress
+
+        return EtcdStore(EtcdAddress.parse(text), seal=seal)
+    sentence = (
+        f"There is no store {text!r}; expected 'memory:', 'sqlite:PATH' or something like 'etcd://h1:2379,h2:2379'."
+    )
+    raise ValueError(coded(SettingCode.INVALID_SETTING, sentence))

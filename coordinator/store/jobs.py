@@ -11,7 +11,7 @@ from horovod.protos.v1 import membership_pb2
 
 from .base import MISSING, Entry, Guard, Store, UncertainError, WritesRefusedError
 from .holding import take
-from .stories import story_key
+from .records import story_key
 
 JOBS = "jobs/"
 PART_BYTES = 1 << 20  # a longer value is written in parts: the record of a world of 65,536 members has 10 MB
@@ -72,7 +72,7 @@ async def expire_epoch(store: Store, job: str, guard: Guard) -> None:
     """
     if (current := await store.get(epoch_key(job))) is None:
         return
-    with contextlib.suppress(WritesRefusedError, UncertainError):  # if this fails, orphans.py finds the job later
+    with contextlib.suppress(WritesRefusedError, UncertainError):  # else elsewhere.py finds the job later
         lease = await store.grant(KEPT_EPOCH_S)
         await store.put_if(epoch_key(job), current.value, current.revision, lease, guard=guard)
 

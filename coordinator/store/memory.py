@@ -7,8 +7,7 @@ after it ended (history.py).
 from collections.abc import AsyncIterator, Sequence
 
 from .base import MISSING, Change, Entry, FencedError, Guard, StoreError, check_size
-from .history import KEPT_BYTES, KEPT_CHANGES, KEPT_S, History
-from .leases import Leases
+from .history import KEPT_BYTES, KEPT_CHANGES, KEPT_S, History, Leases
 
 
 class MemoryStore:

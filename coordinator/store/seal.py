@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovod.base.errors import AccessCode, LaunchCode, coded
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.tokens import read_secrets
 
-from .submitted import SUBMITTED
+from .records import SUBMITTED
 
 MAGIC = b"\xffhvdseal1"
 BOUND = (SUBMITTED,)  # whose replay would run something: the records of jobs, with their commands

@@ -9,15 +9,297 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+import errno
+import os
+import sqlite3
+import stat
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from .base import Change, Entry, Guard, StoreError, check_size
-from .history import History
-from .leases import Leases
-from .sqlite_file import SqliteFile
+from horovod.base.errors import ClusterCode, ErrorCode, coded
+
+from .base import MISSING, Change, Entry, FencedError, Guard, StoreError, UncertainError, WritesRefusedError, check_size
+from .history import History, Leases
+
+# The file of a store in SQLite, for the thread that owns the connection: transactions, and errors as sentences.
+#
+# Each write is on the disk before it is answered (WAL, synchronous=FULL), so what was answered is there after `kill
+# -9` and after a loss of power. The file is locked for as long as its coordinator lives (locking_mode=EXCLUSIVE): a
+# second one, or a person with SQLite's shell, can't change it meanwhile. What is deleted is overwritten
+# (secure_delete, and a write-ahead log that is cut at each checkpoint), since there may have been secrets in it.
+
+_APPLICATION_ID = 0x68766473  # "hvds"
+_FORMAT = 1
+_PAGE_BYTES = 4096
+_SPACE_BYTES = 64 << 10  # bytes that are written to find out whether there is space again
+NOT_WRITABLE = "it or its directory can't be written to: see to their permissions, and whether the disk is read-only"
+_SCHEMA = (
+    "CREATE TABLE counter (revision INTEGER NOT NULL)",
+    "INSERT INTO counter VALUES (0)",
+    "CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_s REAL NOT NULL)",
+    "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL, lease INTEGER)",
+    "CREATE INDEX entries_by_lease ON entries (lease) WHERE lease IS NOT NULL",
+    f"PRAGMA application_id = {_APPLICATION_ID}",
+    f"PRAGMA user_version = {_FORMAT}",
+)
+
+
+class SqliteFile:
+    """Used by one thread only, that which made it."""
+
+    def __init__(self, path: Path, most_bytes: int) -> None:
+        """most_bytes: to which the file may grow. Raises OSError with a sentence."""
+        self._path = path
+        self._most_bytes = most_bytes
+        self._is_full = False  # the last write that would have made the file longer was refused
+        _prepare(path)
+        try:
+            self._db = sqlite3.connect(path, timeout=0.0, isolation_level=None)
+        except sqlite3.Error as error:
+            raise _unusable(path, str(error)) from error
+        try:
+            self._open()
+        except sqlite3.Error as error:
+            self._db.close()
+            raise _why_not_opened(path, error) from error
+        except BaseException:
+            self._db.close()
+            raise
+
+    def close(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # every write that was answered is on the disk already
+            self._db.close()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def revision(self) -> int:
+        with self._reading():
+            return int(self._db.execute("SELECT revision FROM counter").fetchone()[0])
+
+    def leases(self) -> dict[int, float]:
+        """lease -> its time to live in seconds."""
+        with self._reading():
+            return dict(self._db.execute("SELECT id, ttl_s FROM leases").fetchall())
+
+    def get(self, key: str) -> Entry | None:
+        with self._reading():
+            found = self._db.execute("SELECT value, revision FROM entries WHERE key = ?", (key,)).fetchone()
+        return Entry(key, *found) if found else None
+
+    def range(self, prefix: str) -> tuple[list[Entry], int]:
+        entries = []
+        with self._reading():
+            rows = self._db.execute("SELECT key, value, revision FROM entries WHERE key >= ? ORDER BY key", (prefix,))
+            for row in rows:
+                if not row[0].startswith(prefix):
+                    break
+                entries.append(Entry(*row))
+            rows.close()
+        return entries, self.revision()
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, value: bytes, lease: int | None, latest: int | None, guard: Guard | None) -> Entry | None:
+        """latest: the revision that the entry must have; None: any."""
+        with self._writing():
+            self._check_guard(guard)
+            if latest is not None and self._revision_of(key) != latest:
+                if self._is_full:
+                    self._try_space()
+                    self._is_full = False
+                return None
+            revision = self._next_revision()
+            self._db.execute("REPLACE INTO entries VALUES (?, ?, ?, ?)", (key, value, revision, lease))
+        self._is_full = False
+        return Entry(key, value, revision)
+
+    def delete(self, key: str, latest: int | None, guard: Guard | None) -> Change | None:
+        with self._writing():
+            self._check_guard(guard)
+            current = self._revision_of(key)
+            if current == MISSING or (latest is not None and current != latest):
+                return None
+            return self._delete(key)
+
+    def grant(self, ttl_s: float) -> int:
+        with self._writing():
+            return int(self._db.execute("INSERT INTO leases (ttl_s) VALUES (?)", (ttl_s,)).lastrowid or 0)
+
+    def end_lease(self, lease: int) -> Sequence[Change]:
+        with self._writing():
+            rows = self._db.execute("SELECT key FROM entries WHERE lease = ? ORDER BY key", (lease,)).fetchall()
+            changes = [self._delete(key) for (key,) in rows]
+            self._db.execute("DELETE FROM leases WHERE id = ?", (lease,))
+        return changes
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        run = self._db.execute
+        run("PRAGMA locking_mode = EXCLUSIVE")
+        run("PRAGMA trusted_schema = OFF")
+        application, version = run("PRAGMA application_id").fetchone()[0], run("PRAGMA user_version").fetchone()[0]
+        if is_new := application == 0 and not run("SELECT 1 FROM sqlite_master").fetchone():
+            run(f"PRAGMA page_size = {_PAGE_BYTES}")
+        elif application != _APPLICATION_ID:
+            why = "it is a database of another program; give the store a file of its own"
+            raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
+        elif version != _FORMAT:
+            why = f"another version of Horovod has written it (format {version}, here {_FORMAT})"
+            raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
+        run("PRAGMA journal_mode = WAL")
+        run("PRAGMA synchronous = FULL")
+        run("PRAGMA secure_delete = ON")
+        run("PRAGMA journal_size_limit = 0")
+        run(f"PRAGMA max_page_count = {max(1, self._most_bytes // _PAGE_BYTES)}")
+        if not is_new and (found := run("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(found)
+        run("BEGIN IMMEDIATE")
+        # This also finds out whether the file may be written.
+        for statement in _SCHEMA if is_new else ("UPDATE counter SET revision = revision",):
+            run(statement)
+        run("COMMIT")
+
+    def _revision_of(self, key: str) -> int:
+        found = self._db.execute("SELECT revision FROM entries WHERE key = ?", (key,)).fetchone()
+        return int(found[0]) if found else MISSING
+
+    def _check_guard(self, guard: Guard | None) -> None:
+        if guard is not None and self._revision_of(guard.key) != guard.revision:
+            raise FencedError(f"{guard.key} is not as it was at revision {guard.revision} any more.")
+
+    def _try_space(self) -> None:
+        """Fails as a write would that needs space. A write that does not happen tells nothing, and is asked whether
+        there is space again (pages.py).
+        """
+        self._db.execute("REPLACE INTO entries VALUES ('', zeroblob(?), 0, NULL)", (_SPACE_BYTES,))
+        self._db.execute("DELETE FROM entries WHERE key = ''")
+
+    def _next_revision(self) -> int:
+        self._db.execute("UPDATE counter SET revision = revision + 1")
+        return int(self._db.execute("SELECT revision FROM counter").fetchone()[0])
+
+    def _delete(self, key: str) -> Change:
+        self._db.execute("DELETE FROM entries WHERE key = ?", (key,))
+        return Change(key, None, self._next_revision())
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(f"The store {self._path} can't be read: {error}.") from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction: all of it happens or nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            yield
+        except sqlite3.Error as error:
+            self._roll_back()
+            raise self._refused(error) from error
+        except BaseException:
+            self._roll_back()
+            raise
+        try:
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._roll_back()
+            if "I/O" in str(error):  # the data were written, but may not be on the disk
+                raise UncertainError(
+                    f"Whether a write to the store {self._path} was done is not known: {error}."
+                ) from error
+            raise self._refused(error) from error
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:  # SQLite ends it by itself for some errors
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+
+    def _refused(self, error: sqlite3.Error) -> StoreError:
+        text = str(error)
+        if "full" in text:
+            self._is_full = True
+            return WritesRefusedError(
+                f"The store {self._path} takes no writes: there is no space left for it on its disk, or it has the "
+                f"{self._most_bytes:,} bytes that it may have. Give it space, and the coordinator goes on by itself."
+            )
+        if "readonly" in text or "I/O" in text:
+            return WritesRefusedError(
+                f"The store {self._path} takes no writes: {text}. See to its disk and to the permissions of the file "
+                "and its directory."
+            )
+        return StoreError(f"The store {self._path} can't be written to: {text}.")
+
+
+def _prepare(path: Path) -> None:
+    """Makes the file, for this user's eyes only, where it is not there yet. Raises OSError with a sentence."""
+    folder = path.parent
+    try:
+        status = os.stat(folder)
+    except OSError as error:
+        raise _unusable(path, f"its directory {folder} can't be used: {error.strerror}", error.errno) from None
+    if not stat.S_ISDIR(status.st_mode):
+        raise _unusable(path, f"{folder} is not a directory", errno.ENOTDIR)
+    if status.st_uid not in (0, os.geteuid()):
+        raise _unusable(path, f"its directory {folder} belongs to another user (uid {status.st_uid})", errno.EPERM)
+    if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+        raise _unusable(path, f"other users may change its directory: `chmod go-w {folder}`", errno.EPERM)
+    with contextlib.suppress(FileExistsError):
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open(path, flags, 0o600))
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise _unusable(path, f"it can't be made: {error.strerror}", error.errno) from None
+    # It is not opened here: to close it would end this process's lock on it, if another store of it has one (POSIX).
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise _unusable(path, "it is no regular file", errno.EINVAL)
+    if status.st_uid != os.geteuid():
+        raise _unusable(path, f"it belongs to another user (uid {status.st_uid})", errno.EPERM)
+    if not os.access(path, os.R_OK | os.W_OK) or not os.access(folder, os.W_OK | os.X_OK):  # it has a log beside it
+        raise _unusable(path, NOT_WRITABLE, errno.EACCES)
+    for one in (path, path.with_name(path.name + "-wal")):
+        with contextlib.suppress(FileNotFoundError, OSError):
+            if os.lstat(one).st_mode & 0o077:
+                os.chmod(one, 0o600)
+
+
+def _why_not_opened(path: Path, error: sqlite3.Error) -> OSError:
+    text = str(error)
+    if "locked" in text:
+        return _unusable(
+            path,
+            "another process uses it. A store of this kind is for one coordinator; several need etcd (--store "
+            "etcd://...)",
+            errno.EBUSY,
+            ClusterCode.STORE_IN_USE,
+        )
+    if "readonly" in text or "unable to open" in text:
+        return _unusable(path, f"{NOT_WRITABLE} ({text})", errno.EROFS)
+    if "full" in text:
+        return _unusable(path, "there is no space left for it", errno.ENOSPC)
+    if "I/O" in text:
+        return _unusable(path, f"its disk fails ({text})", errno.EIO)
+    return _unusable(
+        path,
+        f"it is damaged, or is no such store ({text}). Restore it from a backup, or move it and {path.name}-wal away "
+        "to begin with an empty one; jobs that run are not known then, and their agents end them",
+        code=ClusterCode.STORE_DAMAGED,
+    )
+
+
+def _unusable(
+    path: Path, why: str, number: int | None = errno.EINVAL, code: ErrorCode = ClusterCode.STORE_UNUSABLE
+) -> OSError:
+    sentence = f"The store {path} can't be used: {why}."
+    return OSError(number or errno.EINVAL, coded(code, sentence))
+
 
 MOST_BYTES = 2 << 30  # the default limit of etcd; archives of code take a quarter of it
 END_AGAIN_S = 1.0  # seconds between attempts to delete the entries of a lease that has ended

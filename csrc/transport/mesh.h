@@ -144,7 +144,7 @@ class Mesh {
   // At the very end, when nobody drives any more, and with Config::keeps_connections: gives away the connections that
   // the next epoch may use, and ends the sending side of all others. keep: false gives none away. On a connection that
   // is kept, any number of this epoch's bytes may be under way in both directions; who uses it must find their end
-  // (worker/runtime/kept_links.py). What is kept is no sign of the peer's life, and its end is no news of this epoch:
+  // (worker/runtime/past_world.py). What is kept is no sign of the peer's life, and its end is no news of this epoch:
   // this rank has told that peer why it ends, or has heard so from it.
   virtual std::vector<KeptSocket> hand_over(bool keep) = 0;
 };

@@ -20,8 +20,8 @@ from horovod.coordinator.core.cluster.cluster import Cluster
 from horovod.coordinator.core.cluster.effects import Command
 from horovod.coordinator.core.cluster.execution import is_elastic
 from horovod.coordinator.core.cluster.job import OVER, refusal_of
-from horovod.coordinator.core.cluster.outcomes import known
-from horovod.coordinator.core.elastic.target import Phase
+from horovod.coordinator.core.cluster.job_record import known
+from horovod.coordinator.core.elastic.decision import Phase
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 

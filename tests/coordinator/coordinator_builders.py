@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from horovod.base.proofs import rejoin_proof
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
 

@@ -18,11 +18,11 @@ from membership_story import SECRET, Story
 from horovod.base.proofs import attach_proof
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.core.world.effects import Close, Effect, Form, Formed, Gone
-from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.core.world.rendezvous import RETURN_S
 from horovod.coordinator.core.world.story import MAX_ENTRIES, Moment
 from horovod.coordinator.core.world.story import Story as JobStory
+from horovod.coordinator.core.world.waiting import Formation
 from horovod.protos.v1 import membership_pb2 as pb
 
 JOB = "digits"

@@ -16,9 +16,9 @@ from horovod.coordinator.core.world.effects import (
     TellLater,
     WorldEnded,
 )
-from horovod.coordinator.core.world.formation import Formation
+from horovod.coordinator.core.world.life import Sight
 from horovod.coordinator.core.world.membership import Membership
-from horovod.coordinator.core.world.sight import Sight
+from horovod.coordinator.core.world.waiting import Formation
 from horovod.protos.v1 import membership_pb2 as pb
 
 SECRET = b"s" * 32

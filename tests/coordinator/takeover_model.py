@@ -23,7 +23,7 @@ from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.world.life import NEVER_HAD_ITS_WORLD
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.negotiation_session import DecisionsOutbox, NegotiationSession
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.store import MemoryStore
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 from horovod.worker.runtime.known import Known

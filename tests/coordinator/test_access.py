@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import horovod.protos.v1 as protos
 from horovod.base.errors import AccessCode, SettingCode
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH, PREFIX, job_of, job_token
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH, PREFIX, job_of, job_token
 from horovod.coordinator.address import ListenAddress
 from horovod.coordinator.exposure import check_exposure, check_store_exposure
 from horovod.coordinator.server import EmbeddedCoordinator

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from horovod.coordinator.services.acknowledgements import _connections, address_of, unacknowledged
+from horovod.coordinator.services.sights import _connections, address_of, unacknowledged
 
 
 @pytest.mark.parametrize(

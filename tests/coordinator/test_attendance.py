@@ -7,11 +7,10 @@ import asyncio
 from coordinator_client import Crew
 from resources import eventually
 
-from horovod.coordinator.config import CoordinatorConfig
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import CoordinatorConfig, Limits
+from horovod.coordinator.core.ending import Attendance
 from horovod.coordinator.server import CoordinatorServer
-from horovod.coordinator.services.attendance import Attendances
+from horovod.coordinator.services.elsewhere import Attendances
 from horovod.coordinator.services.hub import Hub
 from horovod.coordinator.services.peers import Peers
 from horovod.coordinator.store import MemoryStore

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from messages import messages
 
 from horovod import __version__
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import agents_pb2, jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub

@@ -23,7 +23,7 @@ from horovod.coordinator.core.agreement.budget import (
     operation_bytes,
     text_bytes,
 )
-from horovod.coordinator.core.agreement.failures import Failures
+from horovod.coordinator.core.agreement.decisions import Failures
 from horovod.coordinator.core.agreement.ids import key_bytes
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.agreement.process_set import set_bytes

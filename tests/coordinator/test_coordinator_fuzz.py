@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from messages import messages
 
 from horovod.base.proofs import attach_proof, rejoin_proof
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_pb2, negotiation_pb2_grpc
 

@@ -4,11 +4,11 @@ import pytest
 from coordinator_builders import request
 from membership_story import Story
 
-from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES
 from horovod.coordinator.core.ranks import Seat, assign
 from horovod.coordinator.core.world.effects import Form, Send
-from horovod.coordinator.core.world.formation import Formation
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.waiting import Formation
 from horovod.protos.v1 import membership_pb2 as pb
 
 MEMBERS = 4096

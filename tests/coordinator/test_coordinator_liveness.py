@@ -8,10 +8,10 @@ from event_words import NOT_BACK, WAS_LOST, tells
 from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode
-from horovod.coordinator.core.clock import JudgeClock
 from horovod.coordinator.core.ending import AGENT_S, RankEnded
 from horovod.coordinator.core.world.life import ENDED_S, PROCESS_ENDED
 from horovod.coordinator.core.world.liveness import DORMANT_S
+from horovod.coordinator.services.ticks import JudgeClock
 from horovod.protos.v1 import membership_pb2 as pb
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from membership_story import SECRET, Story
 
 from horovod.base.errors import LaunchCode, WorldCode, without_code
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from coordinator_client import Crew, Stream
 from error_codes import ends_with
 
 from horovod.base.errors import EngineCode
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.agreement.negotiation import Negotiation
 from horovod.coordinator.core.world.membership import Membership
-from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services import negotiation_service as service
 

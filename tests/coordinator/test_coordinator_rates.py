@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from horovod import __version__
 from horovod.base.errors import ClusterCode
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.core import rates
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.core.world.checks import MAX_SIZE

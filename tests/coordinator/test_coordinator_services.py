@@ -16,14 +16,13 @@ from event_words import NOT_BACK, WAS_LOST, tells
 from resources import eventually
 
 from horovod.base.errors import AccessCode, ClusterCode, OperationCode, WorldCode, code_of
-from horovod.base.processes import stopped_turns
+from horovod.base.processes import process_namespace, stopped_turns
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.world.life import EXECUTED, PROCESS_ENDED
 from horovod.coordinator.core.world.membership import Membership
-from horovod.coordinator.limits import Limits
 from horovod.coordinator.parts import MAX_REQUEST_BYTES
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.negotiation_service import MAX_MESSAGE_BYTES, combined
-from horovod.coordinator.services.processes import own_namespace
 from horovod.protos.v1 import membership_pb2, negotiation_pb2, negotiation_pb2_grpc
 
 
@@ -197,7 +196,7 @@ def test_what_a_peer_reports_counts_at_once(crew: Crew) -> None:
 def this_host(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
     """What the process would say of itself in a join request."""
     start_time = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return {"pid": process.pid, "namespace": own_namespace(), "start_time": start_time}
+    return {"pid": process.pid, "namespace": process_namespace(), "start_time": start_time}
 
 
 @pytest.fixture

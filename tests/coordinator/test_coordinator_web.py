@@ -29,13 +29,11 @@ from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
 from horovod.base.telemetry import Registry
 from horovod.base.telemetry.http import link_of
-from horovod.coordinator.core.world.overview import JobOverview, MemberOverview
+from horovod.coordinator.core.world.membership import JobOverview, MemberOverview
+from horovod.coordinator.pages import NO_ANSWER, Readiness, Shown, page_of, web_server
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.health import NOT_SERVING, SERVING
 from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError
-from horovod.coordinator.web.page import page_of
-from horovod.coordinator.web.ready import NO_ANSWER, Readiness
-from horovod.coordinator.web.server import Shown, web_server
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry
 
@@ -163,7 +161,7 @@ class BrokenStore(MemoryStore):
 
 
 def test_not_ready_while_the_store_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("horovod.coordinator.web.ready.KEEP_S", 0.0)
+    monkeypatch.setattr("horovod.coordinator.pages.KEEP_S", 0.0)
 
     async def look() -> None:
         store = BrokenStore()

@@ -7,7 +7,7 @@ from elastic_story import Elastic, two_of_two
 from event_words import DRAINED, tells
 from test_cluster import RUNNING, SUCCEEDED, report
 
-from horovod.coordinator.core.elastic.cooldown import Cooldown
+from horovod.coordinator.core.elastic.hosts import Cooldown
 from horovod.coordinator.core.ending import AGENT_S
 from horovod.protos.v1 import jobs_pb2
 

@@ -28,8 +28,7 @@ from pathlib import Path
 
 import pytest
 
-from horovod.coordinator.core.elastic.decision import Exit, Observed, decide
-from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
+from horovod.coordinator.core.elastic.decision import Exit, Observed, OnFailure, Phase, Rules, Slot, Target, decide
 
 _SPELT = {"fewest", "most", "on_failure"}  # rules that every job has
 STORIES = sorted((Path(__file__).parent / "stories").glob("*.txt"))

@@ -9,8 +9,7 @@ from error_codes import ends_with
 from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode, code_of
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.ending import Attendance, RankEnded
 from horovod.coordinator.core.world.membership import Membership
 from horovod.coordinator.core.world.rendezvous import DECISION_S
 from horovod.protos.v1 import membership_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from horovod.base.job_tokens import job_token
+from horovod.base.proofs import job_token
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import DELIVER, FETCH, JOB, PIECE_BYTES, RANK, Exchange
 

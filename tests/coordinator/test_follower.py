@@ -1,7 +1,7 @@
 """Followers of a job: what ends their streams."""
 
 from horovod.coordinator.services.follower import MOST_AHEAD_BYTES, OUTPUT_COST, WINDOW_BYTES, Follower, JobOutbox
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.protos.v1 import jobs_pb2 as pb
 
 

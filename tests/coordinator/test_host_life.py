@@ -9,10 +9,10 @@ from event_words import SET_ASIDE, tells
 from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, report
 
 from horovod.base.errors import LaunchCode
-from horovod.coordinator.core.attendance import Attendance
 from horovod.coordinator.core.cluster.effects import Notice
 from horovod.coordinator.core.cluster.execution import MOST_STARTS
 from horovod.coordinator.core.cluster.hosts import FIRST_ASIDE_S
+from horovod.coordinator.core.ending import Attendance
 from horovod.protos.v1 import agents_pb2 as pb
 
 ORPHAN_S = 60.0  # of every agent here; a host that is away is lost after 10 s otherwise

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 from test_elastic_stories import blocks
 
-from horovod.coordinator.core.elastic.cooldown import Cooldown
-from horovod.coordinator.core.elastic.hosts import Hosts, ending, look, set_aside
+from horovod.coordinator.core.elastic.hosts import Cooldown, Hosts, ending, look, set_aside
 
 STORIES = sorted((Path(__file__).parent / "stories" / "hosts").glob("*.txt"))
 

@@ -22,8 +22,8 @@ from fuzzing import fields, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.base.job_tokens import job_token
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.proofs import job_token
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.core.agreement import negotiation as negotiation_module
 from horovod.coordinator.core.agreement import operations
 from horovod.coordinator.core.agreement.budget import TooMuchError
@@ -32,7 +32,7 @@ from horovod.coordinator.core.agreement.takeover import ContradictionError
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.core.world import checks
 from horovod.coordinator.core.world.checks import defect_of, refusal_of, refusal_of_attach
-from horovod.coordinator.core.world.unconnected import to_go
+from horovod.coordinator.core.world.leavers import to_go
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, negotiation_pb2
 

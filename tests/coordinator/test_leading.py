@@ -9,11 +9,11 @@ import pytest
 from resources import eventually
 
 from horovod.base.errors import ClusterCode, code_of
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox, NotServingError
 from horovod.coordinator.services.follower import Follower
 from horovod.coordinator.services.leading import LEADER, Leading
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.store.base import Entry, FencedError, Guard, StoreError
 from horovod.coordinator.store.memory import MemoryStore
 from horovod.protos.v1 import agents_pb2 as pb

@@ -7,8 +7,7 @@ import logging
 
 import pytest
 
-from horovod.coordinator.loops import quiet
-from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.server import EmbeddedCoordinator, quiet
 
 WAKE_UP = "Exception in callback PollerCompletionQueue._handle_events(<_UnixSelecto...e debug=False>)()"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from coordinator_builders import request
 
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.world import liveness
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.services.elsewhere import Orphans
 from horovod.coordinator.services.hub import EventOutbox, Hub
-from horovod.coordinator.services.orphans import Orphans
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.services.serving import REPLICAS
 from horovod.coordinator.store import Store, open_store
 from horovod.coordinator.store.jobs import JOBS, epoch_key

@@ -10,9 +10,9 @@ from event_words import tells
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.server import CoordinatorServer
-from horovod.coordinator.services.outcomes import Outcomes
+from horovod.coordinator.services.elsewhere import Outcomes
 from horovod.coordinator.store import MemoryStore
-from horovod.coordinator.store.submitted import submitted_key
+from horovod.coordinator.store.records import submitted_key
 from horovod.protos.v1 import jobs_pb2
 
 JOB = "a job/1"

@@ -11,7 +11,7 @@ from test_cluster import FAILED, QUEUED, RUNNING, Story, running_on_two
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.coordinator.core.cluster.job import refusal_of
-from horovod.coordinator.core.cluster.record_size import LISTED_BYTES, MAX_RECORD_BYTES, listed, room_for, stored
+from horovod.coordinator.core.cluster.job_record import LISTED_BYTES, MAX_RECORD_BYTES, listed, room_for, stored
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from test_cluster import Story
 
-from horovod.base.job_tokens import job_token
+from horovod.base.proofs import job_token
 from horovod.coordinator.__main__ import main
 from horovod.coordinator.address import ListenAddress
 from horovod.coordinator.core.cluster.code import Archives
 from horovod.coordinator.core.cluster.job import refusal_of
-from horovod.coordinator.core.elastic.decision import Exit, Observed, decide
-from horovod.coordinator.core.elastic.target import OnFailure, Rules, Slot, Target
+from horovod.coordinator.core.elastic.decision import Exit, Observed, OnFailure, Rules, Slot, Target, decide
 from horovod.coordinator.core.rates import Rate, RateLimits, Rates
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.auth import Access
@@ -25,7 +24,7 @@ from horovod.coordinator.services.leading import ANOTHER
 from horovod.coordinator.services.streams import own_error
 from horovod.coordinator.store import StoreError, TooLargeError, open_store
 from horovod.coordinator.store.base import check_size
-from horovod.coordinator.store.sqlite_file import SqliteFile
+from horovod.coordinator.store.sqlite import SqliteFile
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import agents_pb2, jobs_pb2
 

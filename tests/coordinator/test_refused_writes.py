@@ -17,15 +17,15 @@ from error_codes import ends_with
 from etcd_server import Etcd, ctl
 
 from horovod.base.errors import ClusterCode, WorldCode, code_of
-from horovod.base.version import PROTOCOL_VERSION
-from horovod.coordinator.core.cluster.record_size import MAX_RECORD_BYTES
+from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.coordinator.core.cluster.job_record import MAX_RECORD_BYTES
+from horovod.coordinator.pages import Readiness
 from horovod.coordinator.services.cluster import ClusterHub, CommandOutbox
 from horovod.coordinator.services.follower import Follower
 from horovod.coordinator.services.hub import EventOutbox, Hub
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.store import MemoryStore, Store, TooLargeError, WritesRefusedError, open_store
-from horovod.coordinator.store.submitted import read_records
-from horovod.coordinator.web.ready import Readiness
+from horovod.coordinator.store.records import read_records
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2, membership_pb2
 

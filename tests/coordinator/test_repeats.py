@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from horovod.coordinator.services import repeats as repeats_module
-from horovod.coordinator.services.repeats import MARK, REPEATED_FROM_BYTES, Repeats
+from horovod.base.protocol import RELAY_FRAME
+from horovod.coordinator.services import sending as sending_module
+from horovod.coordinator.services.sending import REPEATED_FROM_BYTES, Repeats
 from horovod.protos.v1.relay_pb2 import RelayFrame
 
 DEADLINE_S = 60.0
@@ -20,8 +21,8 @@ def played(story: Callable[[], Awaitable[None]]) -> None:
 
 
 def frame(written: bytes) -> RelayFrame:
-    assert written.startswith(MARK)
-    return RelayFrame.FromString(written[len(MARK) :])
+    assert written.startswith(RELAY_FRAME)
+    return RelayFrame.FromString(written[len(RELAY_FRAME) :])
 
 
 def test_the_first_member_brings_it_and_the_others_get_the_key() -> None:
@@ -99,8 +100,8 @@ def test_a_job_that_joins_again_and_again_keeps_one_world() -> None:
 
 
 def test_what_all_jobs_keep_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats_module, "MAX_KEPT_BYTES", 8 * len(WORLD))
-    monkeypatch.setattr(repeats_module, "MAX_SENT", 5)
+    monkeypatch.setattr(sending_module, "MAX_KEPT_BYTES", 8 * len(WORLD))
+    monkeypatch.setattr(sending_module, "MAX_SENT", 5)
 
     async def story() -> None:
         repeats = Repeats()

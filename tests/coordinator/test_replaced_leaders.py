@@ -12,7 +12,7 @@ from resources import eventually
 from stopped_jobs import let_pass
 
 from horovod import __version__
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.config import CoordinatorConfig
 from horovod.coordinator.server import CoordinatorServer
 from horovod.coordinator.services.leading import LEADER, Leading
@@ -22,7 +22,7 @@ from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
-from horovod.worker.runtime.leader import UNREACHABLE, leader_in
+from horovod.worker.runtime.coordinators import UNREACHABLE, leader_in
 
 DEADLINE_S = 60.0
 

@@ -29,8 +29,8 @@ from fuzzing import fields, fill
 from google.protobuf.message import Message
 
 from horovod import __version__, protos
-from horovod.base.job_tokens import job_token
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.proofs import job_token
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.auth import OF_ONE_JOB
 from horovod.protos.v1 import agents_pb2, jobs_pb2, membership_pb2, negotiation_pb2

@@ -24,8 +24,8 @@ from test_store_conformance import WAIT_S, take
 from horovod.base.errors import AccessCode, ClusterCode
 from horovod.coordinator.store import Store, StoreKeyError, open_store
 from horovod.coordinator.store.base import MISSING
+from horovod.coordinator.store.records import SUBMITTED, read_records, submitted_key
 from horovod.coordinator.store.seal import MAGIC, OVERHEAD_BYTES, Place, Seal, UnsealedError
-from horovod.coordinator.store.submitted import SUBMITTED, read_records, submitted_key
 from horovod.protos.v1 import jobs_pb2
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())

@@ -27,6 +27,7 @@ from test_store_conformance import WAIT_S, take
 
 from horovod.base.errors import ClusterCode, SettingCode
 from horovod.coordinator.__main__ import main as coordinator
+from horovod.coordinator.pages import Readiness
 from horovod.coordinator.store import (
     CompactedError,
     Guard,
@@ -36,7 +37,6 @@ from horovod.coordinator.store import (
     open_store,
 )
 from horovod.coordinator.store.sqlite import SqliteStore
-from horovod.coordinator.web.ready import Readiness
 
 Body = Callable[[SqliteStore], Awaitable[None]]
 

@@ -12,7 +12,7 @@ from error_codes import ends_with
 from etcd_server import Etcd
 
 from horovod.base.errors import ClusterCode
-from horovod.coordinator.core.cluster.record_size import MAX_RECORD_BYTES
+from horovod.coordinator.core.cluster.job_record import MAX_RECORD_BYTES
 from horovod.coordinator.store import (
     Change,
     FencedError,

@@ -11,15 +11,15 @@ from takeover_model import settle
 from test_elastic_worlds import Elastic
 
 from horovod.base.errors import WorldCode, code_of
-from horovod.base.telemetry.prometheus import text_of
+from horovod.base.telemetry.metrics import text_of
 from horovod.coordinator.core.world import story as told
 from horovod.coordinator.core.world.effects import Effect, Formed, Gone
 from horovod.coordinator.core.world.story import FORMED, LEFT, LOST, OVER, TAKEN_OVER, WAITS, Moment, Story
 from horovod.coordinator.core.world.work import NEW_RUN_S
 from horovod.coordinator.services.hub import EventOutbox, Hub
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.store import Entry, Guard, MemoryStore, StoreError
-from horovod.coordinator.store.stories import STORIES, read_story, story_key
+from horovod.coordinator.store.records import STORIES, read_story, story_key
 from horovod.protos.v1 import membership_pb2 as pb
 
 WALL_S = 1_700_000_000.0

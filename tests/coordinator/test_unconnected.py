@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from test_elastic_worlds import Elastic
 
-from horovod.coordinator.core.world.unconnected import GATHER_S, to_go
+from horovod.coordinator.core.world.leavers import GATHER_S, to_go
 from horovod.protos.v1 import membership_pb2 as pb
 
 

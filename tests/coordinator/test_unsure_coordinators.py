@@ -15,11 +15,11 @@ from resources import eventually
 from stopped_jobs import let_pass
 
 from horovod.base.proofs import attach_proof
-from horovod.base.version import PROTOCOL_VERSION
-from horovod.coordinator.limits import Limits
+from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.coordinator.config import Limits
 from horovod.coordinator.services.hub import EventOutbox, Hub
 from horovod.coordinator.services.leading import LEADER, Leading
-from horovod.coordinator.services.outbox import Outbox
+from horovod.coordinator.services.sending import Outbox
 from horovod.coordinator.store import Entry, FencedError, Guard, MemoryStore, StoreError, UncertainError
 from horovod.coordinator.store.jobs import serving_key, world_key
 from horovod.protos.v1 import membership_pb2 as pb

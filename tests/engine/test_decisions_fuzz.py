@@ -15,7 +15,7 @@ from messages import messages
 from world import EngineWorld
 
 from horovod.protos.v1 import negotiation_pb2, types_pb2
-from horovod.worker.runtime.grpc_threads import GrpcThreads
+from horovod.worker.runtime.membership_stream import GrpcThreads
 from horovod.worker.runtime.negotiator import Negotiator
 from horovod.worker.runtime.session import Session
 

@@ -15,7 +15,7 @@ from native_builds import ROOT, gpu_libraries, run, tool
 from horovod import _core
 from horovod.base.errors import EngineCode, SettingCode
 from horovod.base.settings import resolve
-from horovod.worker.runtime.gpu import cuda_file, gpu_operations, nccl_file, nvrtc_file
+from horovod.worker.runtime.devices import cuda_file, gpu_operations, nccl_file, nvrtc_file
 
 
 @pytest.fixture(scope="module")

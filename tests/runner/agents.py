@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 from event_words import AGENT_SERVES
 
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 
 AGENT = [sys.executable, "-m", "horovod.worker.agent"]

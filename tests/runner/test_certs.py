@@ -12,8 +12,8 @@ from error_codes import ends_with
 
 from horovod.base import certificates
 from horovod.base.errors import AccessCode, ErrorCode, LaunchCode, SettingCode
-from horovod.base.job_tokens import job_of
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.proofs import job_of
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.launch import commands

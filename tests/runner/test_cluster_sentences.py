@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.protocol import RELAY_FRAME
 from horovod.launch import commands
 from horovod.launch.cluster.client import Access, ClusterClient, ClusterError, coordinators_of
 from horovod.launch.cluster.job_file.archive import pack
@@ -23,8 +24,8 @@ from horovod.protos.v1 import agents_pb2, jobs_pb2
 from horovod.worker.agent import __main__ as agent
 from horovod.worker.agent.code import CodeCache
 from horovod.worker.agent.daemon import _only_one
-from horovod.worker.agent.lines import lines_of
-from horovod.worker.agent.repeated import MARK, Repeated
+from horovod.worker.agent.environment import lines_of
+from horovod.worker.agent.relay import Repeated
 
 
 def _exactly(sentence: str) -> str:
@@ -215,7 +216,7 @@ def _wrong_code(folder: Path) -> None:
             "its code is not what its name says: something on the way has changed it [code-damaged]",
         ),
         (
-            lambda folder: Repeated().passing(MARK + b"\xff"),
+            lambda folder: Repeated().passing(RELAY_FRAME + b"\xff"),
             "The coordinator has sent what this version's relay can't read. [relay-refused]",
         ),
     ],

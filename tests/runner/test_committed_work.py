@@ -19,7 +19,7 @@ from launching import Launched
 from test_changing_sizes import FIRST_SAYS
 
 from horovod.base.errors import STATE_LOST_EXIT, WorldCode
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 
 Run = Callable[..., CompletedProcess[str]]
 Launch = Callable[..., Launched]

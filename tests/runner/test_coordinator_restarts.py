@@ -12,7 +12,7 @@ import pytest
 from agents import DEADLINE_S, Agents, CoordinatorProcess
 from launching import Launched
 
-from horovod.coordinator.store.submitted import SUBMITTED
+from horovod.coordinator.store.records import SUBMITTED
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]

@@ -12,7 +12,7 @@ from launching import still_alive
 
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
 from horovod.common.elastic import HostUpdateResult
-from horovod.coordinator.core.elastic.cooldown import Cooldown
+from horovod.coordinator.core.elastic.hosts import Cooldown
 from horovod.launch.elastic import times
 from horovod.runner.elastic import constants, discovery, driver
 from horovod.runner.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript, HostManager

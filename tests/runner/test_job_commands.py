@@ -20,8 +20,8 @@ from event_words import WAITS_FOR_ROOM
 
 from horovod import __version__
 from horovod.base.errors import ClusterCode, LaunchCode
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.telemetry.logs import TextFormatter
-from horovod.base.version import PROTOCOL_VERSION
 from horovod.launch.cluster.client import Access
 from horovod.launch.cluster.job_commands import as_story, as_table
 from horovod.launch.cluster.submission import submit

@@ -12,8 +12,7 @@ from error_codes import ends_with
 
 from horovod.base.errors import ClusterCode
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.worker.agent.lines import lines_of, workers_of
-from horovod.worker.agent.workspaces import Workspaces
+from horovod.worker.agent.environment import Workspaces, lines_of, workers_of
 
 OWN = {"PATH": "/usr/bin", "HOROVOD_TOKEN": "the agent's own", "HOROVOD_SET_NUM_THREADS": "0", "PYTHONHOME": "/x"}
 

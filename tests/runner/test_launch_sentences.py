@@ -20,7 +20,7 @@ from horovod.launch.command_line.config_file import read_config
 from horovod.launch.console.standard_input import refusal_elsewhere
 from horovod.launch.hosts.agents import NO_HOROVOD, NO_PYTHON, OTHER_VERSION, explain
 from horovod.launch.ssh import Ssh
-from horovod.worker.agent.gpus import pinned
+from horovod.worker.agent.cores_and_gpus import pinned
 from horovod.worker.agent.supervisor import Slot
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod.worker.runtime.leader import UNREACHABLE, Search
+from horovod.worker.runtime.coordinators import UNREACHABLE, Search
 
 
 def test_all_are_asked_in_turn() -> None:

@@ -15,7 +15,7 @@ from error_codes import ends_with
 from launcher_page import PAGES, with_options
 
 from horovod.base.errors import LaunchCode
-from horovod.base.version import __version__
+from horovod.base.protocol import __version__
 from horovod.coordinator.__main__ import make_parser as coordinator_parser
 from horovod.launch import commands
 from horovod.launch.__main__ import run_commandline

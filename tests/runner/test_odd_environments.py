@@ -13,8 +13,8 @@ import pytest
 from error_codes import ends_with
 from launching import LAUNCHER
 
+from horovod.base.addresses import wrong_host_name
 from horovod.base.errors import ClusterCode, ErrorCode, SettingCode, WorldCode
-from horovod.base.host_name import wrong_host_name
 from horovod.base.setting import split_address
 from horovod.coordinator.address import ListenAddress
 from horovod.rendezvous.hosts import parse_hostfile, parse_hosts, remote

@@ -15,7 +15,7 @@ from error_codes import ends_with
 from native_builds import gpu_libraries
 
 from horovod.base.errors import LaunchCode
-from horovod.worker.agent.gpus import pinned, visible_gpus
+from horovod.worker.agent.cores_and_gpus import pinned, visible_gpus
 from horovod.worker.agent.supervisor import Slot
 
 Run = Callable[..., CompletedProcess[str]]

@@ -15,12 +15,12 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import ClusterCode, SettingCode, code_of
+from horovod.base.protocol import RELAY, RELAY_FRAME
 from horovod.protos.v1.relay_pb2 import RelayFrame
-from horovod.worker.agent import repeated
+from horovod.worker.agent import relay as relay_module
 from horovod.worker.agent.relay import MAX_CHANNELS, Relay
-from horovod.worker.agent.repeated import MARK, RELAY
 from horovod.worker.runtime.channel import open_channel
-from horovod.worker.runtime.relayed import PINGS, TO, answers, headers
+from horovod.worker.runtime.probe import PINGS, TO, answers, headers
 from horovod.worker.runtime.tls import ClientTls
 
 PATIENCE_S = 60
@@ -55,7 +55,7 @@ class Upstream(grpc.GenericRpcHandler):
         self.seen = dict(context.invocation_metadata())
         await context.send_initial_metadata(((RELAY, "frames"),))
         async for request in requests:
-            await context.write(MARK + request)
+            await context.write(RELAY_FRAME + request)
 
     async def pour(self, requests: AsyncIterator[bytes], context: Any) -> None:
         for _ in range(MANY):
@@ -225,20 +225,20 @@ def test_what_can_not_be_repeated_ends_the_call_with_a_sentence(folder: Path, fr
 
 
 def test_what_is_kept_is_bounded_in_bytes_and_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeated, "KEPT_BYTES", 25)
+    monkeypatch.setattr(relay_module, "KEPT_BYTES", 25)
 
     async def story() -> None:
-        kept = repeated.Repeated()
+        kept = relay_module.Repeated()
         for key in range(1, 4):
-            assert kept.passing(MARK + framed(key, b"x" * 10)) == b"x" * 10
-        assert kept.passing(MARK + framed(2)) == b"x" * 10
+            assert kept.passing(RELAY_FRAME + framed(key, b"x" * 10)) == b"x" * 10
+        assert kept.passing(RELAY_FRAME + framed(2)) == b"x" * 10
         with pytest.raises(ValueError, match=ends_with(ClusterCode.RELAY_REFUSED)):
-            kept.passing(MARK + framed(1))
-        monkeypatch.setattr(repeated, "KEPT_S", 0.0)
-        assert kept.passing(MARK + framed(4, b"y")) == b"y"
+            kept.passing(RELAY_FRAME + framed(1))
+        monkeypatch.setattr(relay_module, "KEPT_S", 0.0)
+        assert kept.passing(RELAY_FRAME + framed(4, b"y")) == b"y"
         await asyncio.sleep(0.01)
         with pytest.raises(ValueError, match=ends_with(ClusterCode.RELAY_REFUSED)):
-            kept.passing(MARK + framed(4))
+            kept.passing(RELAY_FRAME + framed(4))
 
     asyncio.run(story())
 

@@ -15,7 +15,7 @@ from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1.membership_pb2_grpc import MembershipStub
 from horovod.worker.agent.relay import Relay
-from horovod.worker.runtime.relayed import headers
+from horovod.worker.runtime.probe import headers
 
 HOSTS, MEMBERS = 2, 256
 DEADLINE_S = 60.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.run_certificate import SERVER_NAME, RunCertificate, run_certificate
-from horovod.base.version import PROTOCOL_VERSION
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
 from horovod.protos.v1 import membership_pb2

@@ -20,12 +20,12 @@ from horovod.base.setting import Setting, environment_text
 from horovod.base.settings import PARENT_WORLD, ROWS, SETTINGS, Settings, resolve, unread
 from horovod.common import basics as hvd
 from horovod.coordinator.__main__ import _seconds
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 from horovod.launch.command_line.config_file import read_config
 from horovod.launch.command_line.flags import flag_environment, parse_args
 from horovod.protos.v1.agents_pb2 import PlacedRank
 from horovod.worker.rank_environment import JobOnHost, rank_environment
-from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
+from horovod.worker.runtime.devices import GPU_OPERATION_NAMES
 from horovod.worker.runtime.offers import engine_options
 
 ROOT = Path(__file__).parents[2]

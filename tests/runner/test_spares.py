@@ -13,7 +13,7 @@ import pytest
 from event_words import tells
 from test_found_hosts import follows  # noqa: F401 - a fixture
 
-from horovod.coordinator.core.world.overview import JobOverview
+from horovod.coordinator.core.world.membership import JobOverview
 from horovod.launch.console.report import Spares
 from horovod.launch.elastic.request import ElasticRequest, Replacement
 

@@ -11,7 +11,7 @@ import pytest
 from event_words import tells
 
 import horovod
-from horovod.worker.agent.threads import thread_variables, usable_cores
+from horovod.worker.agent.cores_and_gpus import thread_variables, usable_cores
 
 Run = Callable[..., CompletedProcess[str]]
 Program = Callable[[str], list[str]]

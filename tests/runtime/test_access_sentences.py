@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from horovod.base.job_tokens import job_token
+from horovod.base.proofs import job_token
 from horovod.base.settings import resolve
 from horovod.base.tls import EXPIRED, NOT_YET_VALID, OTHER_NAME
 from horovod.base.tokens import file_name, read_token

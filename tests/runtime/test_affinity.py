@@ -10,7 +10,7 @@ import pytest
 from error_codes import ends_with
 
 from horovod.base.errors import SettingCode
-from horovod.worker.runtime.affinity import background_cpu
+from horovod.worker.runtime.devices import background_cpu
 from horovod.worker.runtime.errors import StartError
 
 ALLOWED = sorted(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from runtime_harness import threads_of_streams
 
-from horovod.worker.runtime.grpc_threads import GrpcThreads
+from horovod.worker.runtime.membership_stream import GrpcThreads
 
 
 @pytest.fixture

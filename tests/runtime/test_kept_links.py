@@ -18,11 +18,11 @@ from resources import eventually
 from runtime_harness import Program
 
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.worker.runtime import kept_links, mesh
+from horovod.worker.runtime import mesh, past_world
 from horovod.worker.runtime.handshake import Resuming, StrangerError
 from horovod.worker.runtime.host import Interface
-from horovod.worker.runtime.kept_links import KeptLinks
 from horovod.worker.runtime.mesh import Listeners, connect_peers
+from horovod.worker.runtime.past_world import KeptLinks
 from horovod.worker.runtime.world import Member, World
 
 LOOPBACK = [Interface("lo", ("127.0.0.1",))]
@@ -185,7 +185,7 @@ def test_more_than_is_worth_to_be_sent(processes, monkeypatch):
     with contextlib.suppress(BlockingIOError):
         while one.links[1].send(bytes(1 << 20)):
             pass
-    assert kept_links._waiting_bytes(one.links[1]) > kept_links.MAX_WAITING_BYTES
+    assert past_world._waiting_bytes(one.links[1]) > past_world.MAX_WAITING_BYTES
     one.leave()
     other.leave()
     has_looked = threading.Event()

@@ -23,12 +23,12 @@ from tcp_proxy import Proxy
 
 from horovod.base.errors import OperationCode
 from horovod.base.settings import resolve
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.world.life import PROCESS_ENDED
-from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
-from horovod.worker.runtime import staying
+from horovod.worker.runtime import membership_stream
 from horovod.worker.runtime.epoch import begin
-from horovod.worker.runtime.world_changes import WorldChange
+from horovod.worker.runtime.world import WorldChange
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ def test_a_goodbye_is_said_though_the_stream_is_away(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both members wait before they try to come back when they leave. Without a goodbye they would count as lost."""
-    monkeypatch.setattr(staying, "FIRST_RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(membership_stream, "FIRST_RETRY_SECONDS", 3600.0)
     with EmbeddedCoordinator() as coordinator, Proxy(coordinator.address) as proxy:
         contexts = form_threads(proxy.address, 2, token=coordinator.token)
         assert eventually(lambda: all_have_their_world(coordinator))

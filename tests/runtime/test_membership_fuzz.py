@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from messages import messages
 
 from horovod.base.errors import EngineCode, code_of
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.errors import MemberLostError, StartError
 from horovod.worker.runtime.probe import judge

@@ -20,7 +20,7 @@ from stopped_jobs import job
 from tcp_proxy import Proxy
 
 from horovod.base.errors import ClusterCode
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())

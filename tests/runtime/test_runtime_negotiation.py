@@ -18,7 +18,7 @@ from runtime_harness import threads_of_streams
 
 from horovod.base.errors import EngineCode, WorldCode, coded
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
-from horovod.worker.runtime.grpc_threads import GrpcThreads
+from horovod.worker.runtime.membership_stream import GrpcThreads
 from horovod.worker.runtime.negotiator import CoordinatorLink, Negotiator, to_message
 
 EPOCH = 7

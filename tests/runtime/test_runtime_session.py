@@ -20,8 +20,8 @@ from tcp_proxy import Proxy
 
 from benchmarks.ports import free_ports
 from horovod.base.errors import AccessCode, EngineCode, OperationCode, WorldCode, code_of, coded, without_code
-from horovod.base.version import PROTOCOL_VERSION
-from horovod.coordinator.limits import Limits
+from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.coordinator.config import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.protos.v1 import membership_pb2, membership_pb2_grpc
 from horovod.worker.runtime.channel import explain

@@ -23,8 +23,8 @@ from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of
 from horovod.base.settings import Settings, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.tls import ServerTls
+from horovod.worker.runtime.channel import RenewedChannel
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.renewed_channel import RenewedChannel
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
 

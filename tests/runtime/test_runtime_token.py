@@ -29,10 +29,10 @@ from horovod.coordinator.address import is_free
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.local.job import LocalJob, slots_of
 from horovod.protos.v1.agents_pb2 import PlacedRank, StartShare
-from horovod.worker.runtime import port_owner
+from horovod.worker.runtime import host
 from horovod.worker.runtime import token as found
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.port_owner import owners
+from horovod.worker.runtime.host import owners
 
 UNUSABLE = AccessCode.UNUSABLE_TOKEN
 
@@ -412,7 +412,7 @@ def test_connections_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table.write_text(
         "\n".join([columns, row.format(0, "0A", 7), row.format(1, "03", 0), row.format(2, "0A", 8)]) + "\n"
     )
-    monkeypatch.setattr(port_owner, "_TABLES", (str(table), str(tmp_path / "tcp6")))
+    monkeypatch.setattr(host, "_TABLES", (str(table), str(tmp_path / "tcp6")))
     assert owners(["127.0.0.1"], 0x72D8) == {7, 8}
     with table.open("a") as file:
         file.write(row.format(3, "01", 9) + "\nwhat is behind the first connection is not even parsed\n")

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from horovod import _core
-from horovod.base.job_tokens import job_token
+from horovod.base.proofs import job_token
 from horovod.base.setting import split_address
 from horovod.base.settings import ROWS, SETTINGS, resolve
 from horovod.common import basics as hvd
 from horovod.rendezvous import task_of
 from horovod.rendezvous.clusters import first_node
 from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts
-from horovod.worker.runtime.affinity import background_cpu
+from horovod.worker.runtime.devices import background_cpu
 from horovod.worker.runtime.plan import usable
 from horovod.worker.runtime.timeline import Timeline
 from horovod.worker.runtime.tls import ClientTls

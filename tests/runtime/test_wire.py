@@ -14,10 +14,10 @@ from horovod._core import DType, OpSpec, OpType
 from horovod.base.errors import WorldCode
 from horovod.base.settings import WIRE_MODES, resolve
 from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.worker.runtime.devices import gpu_operations
 from horovod.worker.runtime.epoch import begin
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.formation import Context
-from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.handshake import Connecting, Listening
 
 

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
+from metrics_page import markdown
 
 from horovod.base.telemetry import Registry
-from horovod.base.telemetry import registry as registry_module
+from horovod.base.telemetry import metrics as metrics_module
 from horovod.base.telemetry.logs import JsonFormatter, about
-from horovod.base.telemetry.prometheus import text_of
-from horovod.coordinator.metrics_page import markdown
+from horovod.base.telemetry.metrics import text_of
 
 
 def test_counters_and_gauges_as_text() -> None:
@@ -54,7 +54,7 @@ def test_a_histogram_counts_up_to_each_bound() -> None:
 
 
 def test_labels_from_outside_fill_no_memory_and_steer_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry_module, "MAX_SERIES", 3)
+    monkeypatch.setattr(metrics_module, "MAX_SERIES", 3)
     registry = Registry()
     refusals = registry.counter("refusals_total", "Refused", ("job",))
     for number in range(10):
@@ -109,4 +109,4 @@ def test_an_error_has_its_traceback() -> None:
 
 def test_the_page_of_metrics_is_current() -> None:
     page = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
-    assert page == markdown(), "python -m horovod.coordinator.metrics_page > docs/metrics.md"
+    assert page == markdown(), "python docs/tools/metrics_page.py > docs/metrics.md"

@@ -267,7 +267,7 @@ def test_a_script_that_never_commits_is_told_so(
     """In a world of one, to which this test says what a coordinator would."""
     from horovod.common import basics, elastic
     from horovod.worker.runtime.context import current
-    from horovod.worker.runtime.world_changes import WorldChange
+    from horovod.worker.runtime.world import WorldChange
 
     warned = threading.Event()
     monkeypatch.setattr(elastic, "UNTAKEN_SECONDS", 0.01)
@@ -291,7 +291,7 @@ def test_a_process_that_its_launcher_wants_back_leaves(monkeypatch: pytest.Monke
     """Also where it was told before it had its world: then when its state is registered."""
     from horovod.common import basics, elastic
     from horovod.worker.runtime.context import current
-    from horovod.worker.runtime.world_changes import WorldChange
+    from horovod.worker.runtime.world import WorldChange
 
     asked: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(elastic.departure, "request", asked.put)

@@ -21,7 +21,7 @@ def on_standin(sizes: list[int], broken: bool) -> dict[str, Any]:
     import torch
 
     from horovod import _core
-    from horovod.worker.runtime.gpu import cuda_file, nvrtc_file
+    from horovod.worker.runtime.devices import cuda_file, nvrtc_file
 
     files = {"cuda_file": cuda_file(), "nvrtc_file": nvrtc_file()}
     copiers: dict[str, Any] = {
@@ -126,7 +126,7 @@ def test_on_cuda() -> None:
 
     if not torch.cuda.is_available():
         pytest.skip(NO_DEVICE)
-    from horovod.worker.runtime.gpu import cuda_file, nvrtc_file
+    from horovod.worker.runtime.devices import cuda_file, nvrtc_file
 
     files = {"cuda_file": cuda_file(), "nvrtc_file": nvrtc_file()}
     for sizes in packing.sets(tiny=True).values():

@@ -11,7 +11,7 @@ from test_changing_worlds import KILLED_AT, WAITS_AT, _assert_trained_as_one, _t
 from worlds import World
 
 from horovod.base.errors import OperationCode, WorldCode, code_of
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 
 SIZE = 3
 STOPPED = 1

@@ -20,17 +20,16 @@ from typing import Any, NoReturn
 import psutil
 
 from horovod.base.errors import ClusterCode, EngineCode, LaunchCode, code_of, coded
+from horovod.base.processes import open_missing_streams
+from horovod.base.protocol import __version__
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
-from horovod.base.standard_streams import open_missing_streams
 from horovod.base.telemetry.logs import TextFormatter
-from horovod.base.version import __version__
 from horovod.base.words import for_people, reason_of
 from horovod.worker.agent.bound import read_order, serve_launcher
+from horovod.worker.agent.cores_and_gpus import usable_cores, visible_gpus
 from horovod.worker.agent.daemon import DRAIN_S, Daemon, Host
-from horovod.worker.agent.gpus import visible_gpus
 from horovod.worker.agent.shim_job import READER_GRACE_S
-from horovod.worker.agent.threads import usable_cores
 from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import given_token

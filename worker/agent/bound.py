@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import LaunchCode, coded
+from horovod.base.protocol import __version__
 from horovod.base.setting import split_address
 from horovod.base.settings import variables
 from horovod.base.tokens import is_own_folder
-from horovod.base.version import __version__
 from horovod.worker.agent.daemon import Daemon, Host
 from horovod.worker.runtime.tls import ClientTls
 

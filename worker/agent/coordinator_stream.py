@@ -1,6 +1,6 @@
 """The agent's stream to its coordinator: opened again whenever it breaks, at whichever address answers.
 
-runtime/leader.py finds the coordinator that serves agents.
+runtime/coordinators.py finds the coordinator that serves agents.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from horovod.base.words import printable
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1.agents_pb2_grpc import AgentsStub
 from horovod.worker.runtime.channel import broke_in_write, explain, waiting_helps
+from horovod.worker.runtime.coordinators import Search, leader_in
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.leader import Search, leader_in
 from horovod.worker.runtime.token import Credential
 
 FIRST_RETRY_S = 0.05

@@ -22,29 +22,27 @@ from pathlib import Path
 from typing import Any
 
 from horovod.base.errors import ClusterCode, coded, coded_like, without_code
+from horovod.base.processes import process_namespace
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.setting import split_address
 from horovod.base.tasks import end_tasks
 from horovod.base.tokens import make_private
-from horovod.base.version import PROTOCOL_VERSION
 from horovod.base.words import reason_of
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.agent.code import CodeCache
 from horovod.worker.agent.coordinator_stream import CoordinatorStream
-from horovod.worker.agent.environment import slots_of
+from horovod.worker.agent.environment import Workspaces, lines_of, slots_of, workers_of
 from horovod.worker.agent.feed import Feed
-from horovod.worker.agent.host_faults import HOST_ERRORS, bytes_in, free_bytes, needed_bytes
-from horovod.worker.agent.lines import lines_of, workers_of
 from horovod.worker.agent.log import LIMIT_BYTES
 from horovod.worker.agent.orders import ends_job, order_of
 from horovod.worker.agent.reach import ProbePort, probe
 from horovod.worker.agent.relay import Relay
-from horovod.worker.agent.shim import Order
+from horovod.worker.agent.shim import HOST_ERRORS, Order, bytes_in, free_bytes, needed_bytes
 from horovod.worker.agent.shim_job import READER_GRACE_S, ShimJob
 from horovod.worker.agent.supervisor import Slot
-from horovod.worker.agent.workspaces import Workspaces
 from horovod.worker.runtime.coordinators import pings
-from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback, process_namespace
+from horovod.worker.runtime.host import choose_interfaces, interfaces, is_loopback
 from horovod.worker.runtime.tls import ClientTls
 
 KEPT_JOBS = 100  # how many folders of jobs that are over are kept

@@ -3,8 +3,8 @@
 The relay is a gRPC server on a unix socket that only this user can reach. It knows no method and parses no message:
 bytes, metadata, deadline, the end of either side, status and its details pass through as they come. It passes one
 message at a time, so that a slow reader holds back the writer. A call's metadata names its coordinator
-(runtime/relayed.py). All calls for one coordinator go over one HTTP/2 connection, and a large message for many ranks
-goes over it once (repeated.py).
+(runtime/probe.py). All calls for one coordinator go over one HTTP/2 connection, and a large message for many ranks
+goes over it once (Repeated).
 
 Ranks can do without the relay: when their agent has ended, they connect to their coordinator themselves
 (docs/adr/0053-relay.md).
@@ -17,21 +17,58 @@ import contextlib
 import logging
 import os
 import secrets
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from horovod.base.errors import ClusterCode, coded
-from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
+from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES, RELAY, RELAY_FRAME
 from horovod.base.setting import split_address
-from horovod.worker.agent.repeated import RELAY, Repeated
+from horovod.protos.v1.relay_pb2 import RelayFrame
 from horovod.worker.runtime.channel import open_aio_channel
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.relayed import PINGS, TO
+from horovod.worker.runtime.probe import PINGS, TO
 from horovod.worker.runtime.tls import ClientTls
+
+# Messages that a relay keeps after it has passed them on: other ranks of its host get the same (relay.proto).
+
+KEPT_S = 180.0  # longer than a coordinator counts on a message being kept
+KEPT_BYTES = MAX_WORLD_MESSAGE_BYTES  # of all messages together; the latest one is kept in any case
+
+
+class Repeated:
+    """The latest messages of one coordinator, which it may ask the relay to repeat to other ranks."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, bytes] = OrderedDict()  # key -> message, the latest last
+
+    def passing(self, message: bytes) -> bytes:
+        """The message to pass on to the rank: `message`, or the one that the RelayFrame in it names.
+
+        ValueError with a sentence where there is none.
+        """
+        if not message.startswith(RELAY_FRAME):
+            return message
+        try:
+            frame = RelayFrame.FromString(message[len(RELAY_FRAME) :])
+        except DecodeError:
+            sentence = "The coordinator has sent what this version's relay can't read."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence)) from None
+        if frame.message:
+            self._kept[frame.key] = frame.message
+            asyncio.get_running_loop().call_later(KEPT_S, self._kept.pop, frame.key, None)
+            while len(self._kept) > 1 and sum(map(len, self._kept.values())) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        if frame.key not in self._kept:
+            sentence = "The agent's relay does not have a message any more that the coordinator wants repeated."
+            raise ValueError(coded(ClusterCode.RELAY_REFUSED, sentence))
+        return self._kept[frame.key]
+
 
 SOCKET = "relay.sock"
 MAX_PATH_BYTES = 107  # unix(7): 108 with the zero at the end

@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -35,11 +36,43 @@ from typing import Any
 
 from horovod.base.words import reason_of
 from horovod.worker.agent.guardian import Guardian
-from horovod.worker.agent.host_faults import HOST_ERRORS
-from horovod.worker.agent.log import STREAMS, RankLog
+from horovod.worker.agent.log import SEGMENT_BYTES, STREAMS, RankLog
 from horovod.worker.agent.orders import ends_job, obey
 from horovod.worker.agent.output import Stream
 from horovod.worker.agent.supervisor import Slot, Supervisor
+
+# -- what keeps a host from starting any job: too little free space on the agent's disk, and errors of its system ------
+SEGMENTS = 2  # segments of each rank's log that are allocated when the rank starts
+BESIDE_BYTES = 512 << 10  # disk space for everything else in a job's folder
+
+# After one of these errors the job is tried on another host, which may have what this one lacks. Any other error, as of
+# a folder that does not exist, is the job's own fault.
+HOST_ERRORS = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN,
+    }
+)  # fmt: skip
+
+
+def needed_bytes(ranks: int) -> int:
+    """The free disk space without which a job with so many ranks on this host is not started."""
+    return ranks * SEGMENTS * SEGMENT_BYTES + BESIDE_BYTES
+
+
+def free_bytes(folder: Path) -> int:
+    """The free space of the disk of `folder` that this process may use."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def bytes_in(folder: Path) -> int:
+    """How much of the disk the files in the folder take."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_blocks * 512
+    return total
+
 
 SOCKET = "shim.sock"
 OVER = "over.json"

@@ -44,7 +44,7 @@ class Slot:
     directory: str | None = None
     descriptors: tuple[int, ...] = ()  # descriptors that the command inherits, beside the standard three
     stdin: int | None = None  # the command's stdin; None: an empty one
-    incarnation: int = 1  # counts the processes of this rank (coordinator/core/elastic/target.py)
+    incarnation: int = 1  # counts the processes of this rank (coordinator/core/elastic/decision.py)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from horovod.worker.runtime.formation import Context
 from horovod.worker.runtime.host import check_loopback
 from horovod.worker.runtime.parentage import Facts
 from horovod.worker.runtime.plan import without_gloo
-from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange
+from horovod.worker.runtime.world import OnWorldChange, WorldChange
 
 if TYPE_CHECKING:
     from horovod.worker.runtime.past_world import PastWorld

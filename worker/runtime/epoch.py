@@ -23,7 +23,7 @@ It ends (`end`) in this order, after context.py has let go of the world, so that
 7. Lines of the log lose rank and epoch.
 
 Only the last world (past_world.py) stays for the next epoch and, where this process joins again, the session and
-connections to others (kept_links.py). Ids of process sets mean nothing in another one: who has given them to users
+connections to others (past_world.py). Ids of process sets mean nothing in another one: who has given them to users
 forgets them after `end` (process_sets.forget_all of the clients). No message of an earlier epoch is taken for one of
 the next: engine and streams carry its number, and what is left on a connection is thrown away.
 """
@@ -43,7 +43,7 @@ from horovod.worker.runtime.call_sites import OWN_NAME, CheckedEngine
 from horovod.worker.runtime.errors import FEWER_BATCHES, MemberLostError, StartError, WorldNeverStoodError
 from horovod.worker.runtime.formation import Context, form, form_alone
 from horovod.worker.runtime.plan import usable
-from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
+from horovod.worker.runtime.world import OnWorldChange, ignore_changes
 
 if TYPE_CHECKING:
     from horovod._core import Engine

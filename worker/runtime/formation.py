@@ -23,15 +23,13 @@ from horovod.base.errors import WorldCode, coded
 from horovod.base.settings import Settings
 from horovod.base.telemetry import tracing
 from horovod.base.words import capitalized
-from horovod.worker.runtime.affinity import background_cpu
+from horovod.worker.runtime.devices import background_cpu, cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.gpu import cuda_file, nccl_file, nvrtc_file
 from horovod.worker.runtime.offers import engine_options, make_offers
 from horovod.worker.runtime.plan import Transport, choose_transport, request_to_join
 from horovod.worker.runtime.process_sets import ProcessSets
 from horovod.worker.runtime.timeline import Timeline
-from horovod.worker.runtime.world import World
-from horovod.worker.runtime.world_changes import OnWorldChange
+from horovod.worker.runtime.world import OnWorldChange, World
 
 if TYPE_CHECKING:
     from horovod._core import Engine, Segment
@@ -295,8 +293,8 @@ def _await_peers(segment: Segment, peers: int, world: World, member: LocalMember
 
 def _negotiate(settings: Settings, world: World, session: Session, engine: Engine) -> Negotiator:
     from horovod.protos.v1 import negotiation_pb2
-    from horovod.worker.runtime.first_step import FirstStep
     from horovod.worker.runtime.negotiator import REPORTS_PER_S, Negotiator
+    from horovod.worker.runtime.timeline import FirstStep
 
     member = session.member
     negotiator = Negotiator(

@@ -1,8 +1,8 @@
 """This process as a member: one member id, from its request to join until it leaves.
 
 It begins as an attempt to join (session.py). Once the coordinator has sent a world, the member hears of other members
-that are gone, reports lost peers, and leaves with a goodbye, over one stream after another (staying.py). Nothing is
-sent to show that this process lives: gRPC's keepalive does that without Python.
+that are gone, reports lost peers, and leaves with a goodbye, over one stream after another
+(membership_stream.py). Nothing is sent to show that this process lives: gRPC's keepalive does that without Python.
 
 Coordinators that take over from each other do so in rising terms. Who has heard of a term believes no earlier one.
 """
@@ -18,17 +18,16 @@ import grpc
 
 from horovod.base.errors import WorldCode, code_of, coded, without_code
 from horovod.base.proofs import attach_proof
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import explain, waiting_helps
 from horovod.worker.runtime.departures import Departures, tell
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams
+from horovod.worker.runtime.membership_stream import MembershipStream, MembershipStreams, stay
 from horovod.worker.runtime.negotiator import CoordinatorLink
-from horovod.worker.runtime.staying import stay
 from horovod.worker.runtime.witness import lives
-from horovod.worker.runtime.world_changes import OnWorldChange, WorldChange, ignore_changes
+from horovod.worker.runtime.world import OnWorldChange, WorldChange, ignore_changes
 
 if TYPE_CHECKING:
     from horovod._core import Engine

@@ -1,6 +1,6 @@
 """TCP connections to the peers of a world, to all or to some of them, connected and proven, ready for the engine.
 
-Where a connection to a peer is left from the last world (kept_links.py), it is tried first: both sides throw away what
+Where a connection to a peer is left from the last world (past_world.py), it is tried first: both sides throw away what
 comes before the other's marker (handshake.py). When the peer has closed its end, or says nothing, the higher rank
 connects anew. The lower one waits for either, and drops the old connection for a new one.
 
@@ -37,7 +37,7 @@ from horovod.worker.runtime.handshake import (
     StrangerError,
 )
 from horovod.worker.runtime.host import Interface
-from horovod.worker.runtime.kept_links import end
+from horovod.worker.runtime.past_world import end
 from horovod.worker.runtime.world import Endpoint, Member, World
 
 log = logging.getLogger(__name__)

@@ -25,9 +25,9 @@ from horovod.base.words import printable, printable_lines
 from horovod.protos.v1 import negotiation_pb2, negotiation_pb2_grpc, types_pb2
 from horovod.worker.runtime.call_sites import line_of_main_thread
 from horovod.worker.runtime.channel import status_of, waiting_helps
-from horovod.worker.runtime.first_step import LOOK_MS, FirstStep
-from horovod.worker.runtime.grpc_threads import GrpcThreads
 from horovod.worker.runtime.known import Known
+from horovod.worker.runtime.membership_stream import GrpcThreads
+from horovod.worker.runtime.timeline import LOOK_MS, FirstStep
 
 if TYPE_CHECKING:
     from horovod._core import Engine

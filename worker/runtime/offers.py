@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from horovod.base.errors import WorldCode, code_of, coded
 from horovod.base.setting import split_address, split_addresses, split_ports
 from horovod.base.settings import SETTINGS, WIRE_MODES, Settings
+from horovod.worker.runtime.devices import gpu_operations
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.gpu import gpu_operations
 from horovod.worker.runtime.world import World
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
+from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.base.setting import MAX_SIZE
 from horovod.base.settings import ROWS, SETTINGS, Settings
-from horovod.base.settings.shared import MAX_SIZE
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.worker.runtime.devices import GPU_OPERATION_NAMES
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.gpu import GPU_OPERATION_NAMES
 from horovod.worker.runtime.offers import choose_hierarchy
 from horovod.worker.runtime.process_sets import problem_of
 from horovod.worker.runtime.world import Endpoint, World

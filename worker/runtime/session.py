@@ -21,12 +21,10 @@ from horovod.worker.runtime.channel import resolve
 from horovod.worker.runtime.coordinators import Connection, Coordinators
 from horovod.worker.runtime.errors import JobDoneError, StartError, StateLostError
 from horovod.worker.runtime.local_member import LEAVE_SECONDS, LocalMember
-from horovod.worker.runtime.membership_stream import MembershipStreams
+from horovod.worker.runtime.membership_stream import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, MembershipStreams
 from horovod.worker.runtime.probe import probe
-from horovod.worker.runtime.staying import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.runtime.world import World
-from horovod.worker.runtime.world_changes import OnWorldChange, ignore_changes
+from horovod.worker.runtime.world import OnWorldChange, World, ignore_changes
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from horovod.base.processes import start_time, stopped_turns
-from horovod.worker.runtime.host import process_namespace
+from horovod.base.processes import process_namespace, start_time, stopped_turns
 from horovod.worker.runtime.world import Member, World
 
 LOOK_SECONDS = 1.0

@@ -6,9 +6,8 @@ import os
 import select
 import time
 
-from horovod.base.processes import start_time
+from horovod.base.processes import process_namespace, start_time
 from horovod.protos.v1 import membership_pb2
-from horovod.worker.runtime.host import process_namespace
 
 
 def own_identity() -> membership_pb2.ProcessIdentity:

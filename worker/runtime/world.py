@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from horovod.worker.runtime.errors import StartError
 
 if TYPE_CHECKING:
     from horovod.protos.v1 import membership_pb2
+
 
 _LEAST_SECRET_BYTES = 16
 MAX_TEXT = 4096  # characters; a coordinator accepts no longer texts
@@ -229,3 +230,23 @@ def _endpoints(member: membership_pb2.Member, host: membership_pb2.Host) -> tupl
         interface = host.interfaces[place]
         endpoints.append(Endpoint(printable(interface.address, MAX_TEXT), port, printable(interface.name, MAX_TEXT)))
     return tuple(endpoints)
+
+
+@dataclass(frozen=True)
+class WorldChange:
+    """Why all members are to leave the world of this epoch together: the next one has the newcomers, and not the
+    leavers. Those that are coming are no reason yet.
+    """
+
+    epoch: int
+    newcomers: int = 0  # how many wait to be taken in
+    coming: int = 0  # how many are being started, and will wait once they have imported all that they need
+    leavers: tuple[int, ...] = ()  # the ranks of members that leave for good
+
+
+# Called by the thread of the membership. A later change of one epoch comes beside an earlier one.
+OnWorldChange = Callable[[WorldChange], None]
+
+
+def ignore_changes(change: WorldChange) -> None:
+    """For members that never change their world."""

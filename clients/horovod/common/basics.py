@@ -21,7 +21,7 @@ from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import ProcessSet, begin_with, forget_all, global_process_set
 from horovod.worker.runtime import context as _context
 from horovod.worker.runtime.context import MemberLostError, current, is_initialized, is_member, parent, place
-from horovod.worker.runtime.gpu import cuda_file, nccl_file
+from horovod.worker.runtime.devices import cuda_file, nccl_file
 
 __all__ = [
     "Adasum",

@@ -38,7 +38,7 @@ from horovod.common.host_news import Announced, HostMessages, HostUpdateResult
 from horovod.common.ops.objects import broadcast_keeping
 from horovod.common.state_parts import Parts, contents_of, find_parts, refill
 from horovod.worker.runtime.context import current, hold_commits, hold_state, is_member, say_work, when_world_changes
-from horovod.worker.runtime.world_changes import WorldChange
+from horovod.worker.runtime.world import WorldChange
 
 __all__ = [
     "HostUpdateResult",

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Sequence
 
 from horovod.base.errors import EngineCode, code_of, coded, without_code
+from horovod.base.processes import open_missing_streams
 from horovod.base.settings import resolve
-from horovod.base.standard_streams import open_missing_streams
 from horovod.launch import commands
 from horovod.launch.asked import FAILED, USAGE, Asked, RefusedError, in_words, say
 from horovod.launch.command_line import flags

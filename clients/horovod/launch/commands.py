@@ -48,7 +48,7 @@ def _certs(args: argparse.Namespace) -> str:
 
 
 def _token(args: argparse.Namespace) -> str:
-    from horovod.base.job_tokens import job_token
+    from horovod.base.proofs import job_token
     from horovod.base.tokens import read_token
 
     return job_token(read_token(args.token_file), args.job)

@@ -221,7 +221,7 @@ def _run_in_thread(
 
 
 def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -> list[Any]:
-    from horovod.coordinator.core.cluster.outcomes import RankExit
+    from horovod.coordinator.core.cluster.job_record import RankExit
     from horovod.coordinator.core.ending import explain, first_failure
 
     left: dict[int, task.Result] = {}

@@ -18,10 +18,9 @@ from horovod.base.settings import Settings
 from horovod.base.telemetry import Registry, otel, tracing
 from horovod.base.tokens import read_token
 from horovod.coordinator.address import ListenAddress, everywhere
-from horovod.coordinator.config import CoordinatorConfig
+from horovod.coordinator.config import CoordinatorConfig, Limits
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.in_process import InProcessScheduler
-from horovod.coordinator.limits import Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.coordinator.services.exchange import Service
 from horovod.coordinator.tls import ServerTls

@@ -24,8 +24,8 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 
 from horovod.base.errors import LaunchCode, coded
+from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.tasks import end_tasks
-from horovod.base.version import PROTOCOL_VERSION, __version__
 from horovod.base.words import plural
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.launch.own_coordinator import OwnCoordinator

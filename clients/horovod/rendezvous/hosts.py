@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from horovod.base.addresses import wrong_host_name
 from horovod.base.errors import SettingCode, coded
-from horovod.base.host_name import wrong_host_name
 
 _ENTRY = re.compile(r"([\w.-]+):([0-9]+)", re.ASCII)
 _LSF_HOSTS = "LSB_MCPU_HOSTS"  # "host slots host slots ..."

@@ -3,7 +3,7 @@
 Rank 0 opens a coordinator in its own process. On one host the others learn of it through a file (meeting.py). Between
 hosts there is no channel that belongs to the job alone, so a token must be given (HOROVOD_TOKEN); then the host of
 rank 0, where the launcher tells it, and a port that follows from the run are enough. Everybody can compute that port,
-so the coordinator proves that it knows the token before it is shown one (worker/runtime/token_proof.py), unless the
+so the coordinator proves that it knows the token before it is shown one (worker/runtime/token.py), unless the
 settings name certificates. Otherwise hvd.init() fails and says which variables to set: processes that train alone
 although they were started together would be worse.
 
@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of, coded, without_code
-from horovod.base.job_tokens import MIN_CLUSTER_TOKEN_LENGTH
+from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.setting import split_ports
 from horovod.base.settings import Settings
 from horovod.base.tls import unnamed_file
@@ -253,7 +253,7 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
     known by a certificate of the settings; "" is returned.
     """
     from horovod.base.run_certificate import SERVER_NAME
-    from horovod.worker.runtime.token_proof import UnprovenError, proven_certificate
+    from horovod.worker.runtime.token import UnprovenError, proven_certificate
 
     while True:
         try:

@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from horovod.coordinator.core.cluster.blacklist import START_S
-from horovod.coordinator.core.elastic.decision import Exit, Observed, decide
-from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
+from horovod.coordinator.core.cluster.hosts import START_S
+from horovod.coordinator.core.elastic.decision import Exit, Observed, OnFailure, Phase, Rules, Slot, Target, decide
 from horovod.coordinator.core.ranks import Place
 from horovod.spark.attending import Attempt, Policy
 from horovod.spark.task.messages import Release, Start

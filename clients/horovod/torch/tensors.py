@@ -25,7 +25,7 @@ from horovod.base.errors import OperationCode, coded, without_code
 from horovod.common.ops.framework import Indirect, Span
 from horovod.common.ops.grouped import GroupedCollectives
 from horovod.worker.runtime.context import current, is_member
-from horovod.worker.runtime.gpu import gpu_obstacle
+from horovod.worker.runtime.devices import gpu_obstacle
 
 if TYPE_CHECKING:
     from horovod._core import Output

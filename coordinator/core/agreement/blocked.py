@@ -22,8 +22,7 @@ from horovod.protos.v1 import types_pb2 as pb
 from .agreement import disagreement
 from .budget import Budget, operation_bytes
 from .operations import Signature, is_unnamed, signature, type_name, user_name
-from .standing import FORGET_S, Standing, Standings
-from .unnamed import counts_in_words, place, with_counts
+from .standing import FORGET_S, Standing, Standings, counts_in_words, place, with_counts
 
 SETTLE_S = 0.25  # for so long after an answer, a report may still have been sent before the rank got that answer
 MAX_REPORTS = 256  # reports kept of one rank; beyond that the oldest is dropped

@@ -33,8 +33,7 @@ from horovod.base.errors import OperationCode, coded
 from horovod.base.words import ranks_in_words, shortened
 
 from .operations import nobody_waits_for, without_optimizer
-from .standing import Operation, Standing, Standings
-from .unnamed import counts_in_words
+from .standing import Operation, Standing, Standings, counts_in_words
 
 MAX_PARTS = 8  # groups of ranks for which the sentence says what each waits for
 

@@ -32,17 +32,14 @@ from .agreement import disagreement
 from .blocked import BlockedReports
 from .budget import MAX_BLOCKED, MAX_MEMBER_BYTES, MAX_WORLD_BYTES, Answers, Budget, TooMuchError, check_entries
 from .deadlock import USUAL_TIMES, DeadlockDetector, DeadlockTimes
-from .decisions import Batch
-from .failures import MAX_SENTENCE, Failures
+from .decisions import MAX_SENTENCE, Batch, Failures
 from .ids import MAX_IDS, USUAL_IDS, IdTable, is_unknown
 from .join import Joining
 from .operations import Signature, defect, is_unnamed, looked_at, user_name
-from .pending import PendingOperations
-from .process_set import Agreed, ProcessSet, set_bytes
+from .process_set import Agreed, PendingOperations, ProcessSet, set_bytes
 from .stall import Stall, find_stalls
-from .standing import Standings
+from .standing import Standings, counts_in_words, with_counts
 from .takeover import ContradictionError, Takeover, read
-from .unnamed import counts_in_words, with_counts
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # process sets that one world may have at a time
@@ -230,7 +227,7 @@ class Negotiation:
         return self._answers(batch)
 
     def restart_limits(self, now_s: float) -> None:
-        """The coordinator was stopped for a while (clock.py): limits of seconds begin anew."""
+        """The coordinator was stopped for a while (services/ticks.py): limits of seconds begin anew."""
         for process_set in self._sets.values():
             process_set.reports.restart(now_s)
 

@@ -20,8 +20,7 @@ from .blocked import SETTLE_S
 from .join import Joining
 from .operations import nobody_waits_for
 from .process_set import ProcessSet
-from .standing import Standings
-from .unnamed import MAX_KINDS, counts_in_words
+from .standing import MAX_KINDS, Standings, counts_in_words
 
 MAX_NAMES = 6  # names in the line of each rank
 MAX_RANKS = 64  # ranks that a report names; a world may have thousands

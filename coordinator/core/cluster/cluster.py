@@ -20,18 +20,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.words import printable
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.ending import AGENT_S
+from horovod.coordinator.core.ending import AGENT_S, Attendance
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
 from . import commands, execution, lines
-from .agent import Agent
+from .agent import Agent, Reachability
 from .effects import Command, Effect, Erase, Notice
 from .hosts import grace_of
 from .job import ClusterJob
-from .outcomes import incarnations, leaving_slots
-from .reachability import Reachability
+from .job_record import incarnations, leaving_slots
 from .scheduler import Scheduler
 
 KEPT_JOBS = 200  # jobs that are over, of which the records are kept

@@ -7,7 +7,7 @@ from horovod.protos.v1 import jobs_pb2
 from . import lines
 from .effects import Command
 from .job import hosts_of
-from .sizes import is_elastic
+from .job_record import is_elastic
 
 LEAVE_S = 60.0  # seconds that a process may take to its next commit, if the job does not say
 

@@ -16,18 +16,17 @@ from collections.abc import Collection
 
 from horovod.base.errors import without_code
 from horovod.base.words import printable
-from horovod.coordinator.core.elastic.decision import Observed, decide
-from horovod.coordinator.core.elastic.target import Phase, Target
+from horovod.coordinator.core.elastic.decision import Observed, Phase, Target, decide
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
-from . import blacklist, commands, lines
+from . import commands, lines
 from .agent import Agent
 from .effects import Command, Effect, Notice
+from .hosts import failing_hosts, is_aside, set_aside, why_failing
 from .job import ClusterJob, rank_ends
-from .outcomes import incarnations, known, latest, leaving_slots
-from .sizes import is_elastic
+from .job_record import incarnations, is_elastic, known, latest, leaving_slots
 from .target_record import exits_of
 
 _SIGTERM = 15
@@ -204,8 +203,8 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
     left = leaving_slots(record) | {one.rank for one in latest(record) if one.drained}
     lost = {share.agent for share in record.shares if share.over and set(share.slots) - left}
     hosts = set(job.hosts().values()) if is_elastic(record.spec) else set()
-    aside = {host for host in hosts if blacklist.is_aside(record, host, wall_s)}
-    failing = blacklist.failing(job.failed_starts, hosts) - aside - lost
+    aside = {host for host in hosts if is_aside(record, host, wall_s)}
+    failing = failing_hosts(job.failed_starts, hosts) - aside - lost
     observed = Observed(
         exits_of(record, aside | failing), well=job.well(wall_s), joined=job.has_joined, epoch=job.epoch
     )
@@ -221,8 +220,8 @@ def _decided(job: ClusterJob, wall_s: float) -> list[Effect]:
         return []
     if is_elastic(record.spec) and target.phase is Phase.RUNS:
         reasons = dict.fromkeys(blamed, "a process failed there") | dict.fromkeys(lost, "it was lost")
-        reasons |= {agent: blacklist.why_failing(job.failed_starts.pop(agent)) for agent in failing}
-        told = [blacklist.set_aside(record, agent, reason, wall_s) for agent, reason in sorted(reasons.items())]
+        reasons |= {agent: why_failing(job.failed_starts.pop(agent)) for agent in failing}
+        told = [set_aside(record, agent, reason, wall_s) for agent, reason in sorted(reasons.items())]
         sentence = " ".join([sentence, *told])
     if replaces:
         record.sentence = sentence

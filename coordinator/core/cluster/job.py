@@ -5,16 +5,25 @@ from dataclasses import dataclass, field
 
 from horovod.base.errors import STATE_LOST_EXIT, ClusterCode, LaunchCode, code_of, coded
 from horovod.base.words import capitalized, plural, ranks_in_words, uncapitalized
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.elastic.target import Target
-from horovod.coordinator.core.ending import RankEnded, exit_code, explain, first_failure, rank_ended
+from horovod.coordinator.core.elastic.decision import Target
+from horovod.coordinator.core.ending import Attendance, RankEnded, exit_code, explain, first_failure, rank_ended
 from horovod.protos.v1 import jobs_pb2
 
-from . import blacklist, code, lines, record_size
+from . import code, job_record, lines
 from .effects import Changed, Effect, Save
-from .outcomes import RankExit, incarnation_of, is_unneeded, latest, leaving_slots
+from .hosts import START_S, readmit
+from .job_record import (
+    MAX_PROCESSES,
+    RankExit,
+    incarnation_of,
+    is_elastic,
+    is_unneeded,
+    latest,
+    leaving_slots,
+    processes_of,
+    sizes_of,
+)
 from .placement import Resources
-from .sizes import MAX_PROCESSES, is_elastic, processes_of, sizes_of
 from .target_record import target_of, write_target
 
 OVER = (jobs_pb2.JOB_STATE_SUCCEEDED, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_STOPPED)
@@ -28,7 +37,7 @@ class ClusterJob:
     record: jobs_pb2.JobRecord
     pids: dict[int, int] = field(default_factory=dict)  # rank -> pid, as far as agents have told
     began_s: dict[int, float] = field(default_factory=dict)  # rank -> when its pid was told, by the wall clock
-    failed_starts: dict[str, int] = field(default_factory=dict)  # by host; see blacklist.py
+    failed_starts: dict[str, int] = field(default_factory=dict)  # by host; see hosts.py
     is_brief: bool = False  # the store refused the whole record; it has only what is needed to end the job
     attendance: Attendance | None = None  # who of its ranks is connected, as last told; None: not known
     has_joined: bool = True  # one of its processes has joined it, or that is not known
@@ -67,13 +76,13 @@ class ClusterJob:
     def count_start(self, host: str, slot: int, failed: bool, wall_s: float) -> bool:
         """The latest process of that slot has ended: notes, and returns, whether it failed soon after its start."""
         began_s = self.began_s.get(slot)
-        has_failed = failed and began_s is not None and wall_s - began_s < blacklist.START_S
+        has_failed = failed and began_s is not None and wall_s - began_s < START_S
         self.failed_starts[host] = self.failed_starts.get(host, 0) + 1 if has_failed else 0
         return has_failed
 
     def well(self, wall_s: float) -> Set[int]:
         """The slots whose processes were started a while ago."""
-        return {slot for slot, began_s in self.began_s.items() if wall_s - began_s >= blacklist.START_S}
+        return {slot for slot, began_s in self.began_s.items() if wall_s - began_s >= START_S}
 
     @property
     def has_slots(self) -> bool:
@@ -86,11 +95,11 @@ class ClusterJob:
     def saved(self, is_new: bool = False) -> list[Effect]:
         """Writes the record as it is now, and tells those who follow the job. is_new: it is the first record."""
         job_id = self.record.id
-        return [Save(job_id, record_size.stored(self.record, self.is_brief), is_new), Changed(job_id)]
+        return [Save(job_id, job_record.stored(self.record, self.is_brief), is_new), Changed(job_id)]
 
     def may_use_again(self, agent: str) -> list[Effect]:
         """An agent has registered anew, and nothing of the job is left on its host, which was lost."""
-        if not self.record.spec.policy.supplied_hosts or self.is_over or not blacklist.readmit(self.record, agent):
+        if not self.record.spec.policy.supplied_hosts or self.is_over or not readmit(self.record, agent):
             return []
         return self.saved()
 
@@ -200,7 +209,7 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
         return coded(ClusterCode.INVALID_JOB, sentence)
     if spec.code.sha256 and (sentence := code.refusal_of(spec.code)):
         return sentence
-    return record_size.refusal_of(spec)
+    return job_record.refusal_of(spec)
 
 
 def _contradiction_of_sizes(spec: jobs_pb2.JobSpec) -> str:

@@ -15,7 +15,7 @@ from horovod.base.words import printable, ranks_in_words
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
-from .outcomes import incarnations, latest
+from .job_record import incarnations, latest
 
 NOT_KNOWN = "its agent does not know how it ended"
 NOT_STARTED = "it was not started"

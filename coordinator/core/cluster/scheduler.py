@@ -5,7 +5,7 @@
 
 The queue is first in, first out: a job waits for those before it, except for one that not even an empty cluster could
 hold. While one waits for room, none grows, and those that have more slots than they asked for give them back. A job
-that spans hosts is connecting while they find out over which interfaces they reach each other (reachability.py).
+that spans hosts is connecting while they find out over which interfaces they reach each other (agent.py).
 
 The cluster owns the agents, the jobs and what is known of their reachability (cluster.py), and adds and drops them. The
 scheduler changes jobs that wait, ends the time for which a host is set aside, and asks what is not known yet of who
@@ -17,18 +17,16 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
 from horovod.base.words import plural, shortened
-from horovod.coordinator.core.elastic.decision import Observed, decide
-from horovod.coordinator.core.elastic.target import Phase
+from horovod.coordinator.core.elastic.decision import Observed, Phase, decide
 from horovod.protos.v1 import jobs_pb2
 
-from . import blacklist, commands, execution, lines, record_size
-from .agent import Agent
+from . import commands, execution, job_record, lines
+from .agent import Agent, Reachability
 from .effects import Changed, Coming, Command, Effect
-from .giving_back import Lent, is_of_use, to_take_back
+from .hosts import is_aside, was_aside
 from .job import ClusterJob, resources_of
-from .placement import Capacity, Part, Resources, natural, place, processes_that_fit
-from .reachability import Reachability
-from .sizes import MAX_PROCESSES, is_elastic, sizes_of
+from .job_record import MAX_PROCESSES, is_elastic, sizes_of
+from .placement import Capacity, Lent, Part, Resources, is_of_use, natural, place, processes_that_fit, to_take_back
 from .target_record import gpus_of
 
 
@@ -216,7 +214,7 @@ class Scheduler:
         for share in record.shares:
             share.orphan_grace_seconds = self._agents[share.agent].register.orphan_grace_seconds
         record.state = jobs_pb2.JOB_STATE_CONNECTING
-        record.sentence = record_size.refusal_of_placed(record)
+        record.sentence = job_record.refusal_of_placed(record)
         if record.sentence:
             return job.cancel(wall_s)
         return self._connect(job, now_s, wall_s, is_new=True)
@@ -235,7 +233,7 @@ class Scheduler:
             return [*effects, *(job.saved() if is_new else [])]
         for share in record.shares:
             share.interfaces[:] = found.interfaces.get(share.agent, ())
-        if sentence := record_size.refusal_of_placed(record):
+        if sentence := job_record.refusal_of_placed(record):
             record.sentence = sentence
             return [*effects, *job.cancel(wall_s), *self.schedule(now_s, wall_s)]
         record.state = jobs_pb2.JOB_STATE_RUNNING
@@ -255,7 +253,7 @@ class Scheduler:
             if agent.register.slots - taken.get(agent.name, 0) < each:
                 continue
             # An earlier share on that host must be gone first, with its processes.
-            if blacklist.is_aside(record, agent.name, wall_s) or record.id in agent.strays:
+            if is_aside(record, agent.name, wall_s) or record.id in agent.strays:
                 continue
             share = job.share_of(agent.name)
             wanted = replace(resources_of(record.spec), processes=1)
@@ -294,13 +292,13 @@ class Scheduler:
             share.interfaces[:] = interfaces.get(agent.name, ())
         share.slots.extend(slot.number for slot in slots)
         share.gpus.extend(gpus)
-        if record_size.refusal_of_placed(record):  # it is as large as a record can be
+        if job_record.refusal_of_placed(record):  # it is as large as a record can be
             record.CopyFrom(before)
             return []
         job.obey(target)
         for slot in slots:
             job.forget_process(slot.number)
-        again = f"Host {agent.name} is used again. " if blacklist.was_aside(record, agent.name) else ""
+        again = f"Host {agent.name} is used again. " if was_aside(record, agent.name) else ""
         record.sentence = again + sentence
         return [*job.saved(), Command(agent.name, commands.start(record, share)), Coming(record.id, len(slots))]
 

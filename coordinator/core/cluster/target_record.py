@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence, Set
 
 from horovod.base.errors import STATE_LOST_EXIT
 from horovod.coordinator.core.cluster.lines import failed
-from horovod.coordinator.core.elastic.decision import Exit
-from horovod.coordinator.core.elastic.target import OnFailure, Phase, Rules, Slot, Target
+from horovod.coordinator.core.elastic.decision import Exit, OnFailure, Phase, Rules, Slot, Target
 from horovod.coordinator.core.ending import follows, how
 from horovod.protos.v1 import jobs_pb2
 
-from .outcomes import RankExit, forget_replaced, incarnations, is_unneeded, latest, leaving_slots
-from .sizes import sizes_of
+from .job_record import RankExit, forget_replaced, incarnations, is_unneeded, latest, leaving_slots, sizes_of
 
 _ENDS = (
     jobs_pb2.JOB_STATE_ENDING,

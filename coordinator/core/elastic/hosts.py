@@ -13,13 +13,29 @@ ranks.
 Pure: the time, in seconds of any clock, and chance are arguments, and each answer comes with its sentence.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import capitalized, joined, plural, shortened
 
-from .cooldown import Cooldown
+
+@dataclass(frozen=True)
+class Cooldown:
+    """Seconds, at least and at most."""
+
+    least_s: float
+    most_s: float
+
+    def delay_s(self, times: int, chance: float) -> float:
+        """Doubles with each time before this one that the host was lost. chance: from 0 to 1, so that hosts which were
+        lost together do not come back together.
+        """
+        doubled = self.least_s * 2.0 ** min(times, 64)
+        return min(self.most_s, max(self.least_s, doubled + chance * self.least_s))
+
 
 _SHOWN = 4
 

@@ -7,14 +7,12 @@ import ipaddress
 from collections.abc import Mapping
 
 from horovod.base.errors import WorldCode, coded
-from horovod.base.limits import MAX_WORLD_MESSAGE_BYTES
-from horovod.base.version import PROTOCOL_VERSION
+from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES, PROTOCOL_VERSION
 from horovod.base.words import capitalized, plural, process_in_words, shortened
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
-from .sizes import sizes_of, sizes_of_world
-from .waiting import Waiting, bytes_of
+from .waiting import Waiting, bytes_of, sizes_of, sizes_of_world
 
 MAX_SIZE = 1 << 16
 MAX_NAME_LENGTH = 256

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from horovod.protos.v1 import membership_pb2 as pb
 
-from .formation import Formation
+from .waiting import Formation
 
 
 @dataclass(frozen=True)

@@ -22,21 +22,16 @@ from collections.abc import Callable, Iterable, Sequence
 
 from horovod.base.errors import WorldCode, coded
 from horovod.base.words import capitalized, plural, shortened
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.ending import Attendance, RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import asked_for_twice, conflict_with_world, describe
 from .effects import Close, Effect, Formed, Record, Send, WorkDone, WorldEnded
-from .formation import Formation, requests_of
-from .leavers import Leavers
-from .life import NEVER_HEARD_OF_ITS_WORLD
+from .leavers import Leavers, Unconnected, to_go, told
+from .life import NEVER_HEARD_OF_ITS_WORLD, Present, Sight
 from .liveness import Finding, Liveness, Loss, is_same_process, lost, unknown
-from .present import Present
 from .rendezvous import LastWorld, Rendezvous
-from .sight import Sight
-from .sizes import sizes_of, sizes_of_world
-from .unconnected import Unconnected, to_go, told
+from .waiting import Formation, requests_of, sizes_of, sizes_of_world
 from .work import NEW_RUN_S, JobWork, Lost, Verdict
 
 

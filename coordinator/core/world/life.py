@@ -7,7 +7,7 @@
     its stream is away for longer than the grace                    unless a witness vouches that its process lives
     its stream ended before it had its world                        at once: it has no secret to come back with
 
-Of an elastic job also, after the job's limit (sight.py):
+Of an elastic job also, after the job's limit (Sight):
 
     its process is stopped, as the coordinator or a witness sees,   after the limit, without a moment in which it ran
     while other members run
@@ -25,7 +25,14 @@ AGENT_S (core/ending.py), so that the sentence which everybody gets names the si
 A cause completes "rank 1 was lost: ..." and has no full stop.
 """
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from horovod.base.words import process_in_words
+from horovod.protos.v1 import membership_pb2 as pb
 
 ENDED_S = 1.0  # for so long the goodbye of a process that has ended may still be on its way
 
@@ -194,3 +201,59 @@ class Life:
         if self.away_since_s is not None and now_s - self.vouched_at_s > grace_s:
             return stayed_away(now_s - self.away_since_s)
         return ""
+
+
+@dataclass
+class Present:
+    """A member of the running world that has neither left nor been lost."""
+
+    rank: int
+    request: pb.JoinRequest
+    life: Life = field(default_factory=Life)
+
+    @property
+    def member_id(self) -> str:
+        return self.request.member_id
+
+    @property
+    def started_as(self) -> int:
+        """The rank that its launcher gave it."""
+        return self.request.requested_rank if self.request.HasField("requested_rank") else self.rank
+
+    def __str__(self) -> str:
+        return process_in_words(self.rank, self.request.pid, self.request.host.name)
+
+
+# What a coordinator sees of the members of a job by itself, beside what they say: it looks at each tick.
+
+DEFAULT_HUNG_S = 3.0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All by member id.
+
+    lives: members that may be lost, whose processes are seen to live. runs: members whose processes are seen and are
+    not stopped, and those that have just said something. stopped: members whose processes are stopped, with how often
+    each was given a processor so far: one that was continued meanwhile has another number. stopped_at_s: when that was
+    seen, of those for which it was not now. silent: members whose hosts acknowledge nothing of what was sent to them.
+    """
+
+    lives: Set[str] = frozenset()
+    runs: Set[str] = frozenset()
+    stopped: Mapping[str, int] = field(default_factory=dict)
+    silent: Set[str] = frozenset()
+    stopped_at_s: Mapping[str, float] = field(default_factory=dict)
+
+
+def hung_limit_s(world: pb.World) -> float:
+    """After how many seconds members of this world that are stopped or cut off are given up; 0: never. Jobs of fixed
+    size can't go on without them, so they wait.
+    """
+    if not world.HasField("sizes"):
+        return 0.0
+    try:
+        value = float(world.options.get("hung_seconds", DEFAULT_HUNG_S))
+    except ValueError:
+        return DEFAULT_HUNG_S
+    return value if math.isfinite(value) and value >= 0 else DEFAULT_HUNG_S

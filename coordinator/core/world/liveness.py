@@ -23,10 +23,8 @@ from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
 from .effects import Effect, Gone, LookLater, Send, WorldEnded
-from .formation import requests_of
-from .life import PROCESS_ENDED, was_stopped
-from .present import Present
-from .sight import Sight, hung_limit_s
+from .life import PROCESS_ENDED, Present, Sight, hung_limit_s, was_stopped
+from .waiting import requests_of
 
 MAX_WITNESSES = 2  # witnesses that are asked about one member
 MAX_ASKED = 4  # members that are asked at a time to show that they run, of a world and of those that wait for its end
@@ -275,7 +273,7 @@ class Liveness:
         return [one.member_id for one in self.present.values() if one.life.doubted(self._is_torn)]
 
     def restart_limits(self, now_s: float) -> None:
-        """The coordinator was stopped for a while (clock.py), and read no message in that time."""
+        """The coordinator was stopped for a while (services/ticks.py), and read no message in that time."""
         for one in self.present.values():
             one.life.restart_limits(now_s)
 

@@ -10,23 +10,74 @@ until the effect Close says that it is none any more. A job is known while it ha
 over are remembered for those who come late.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 from horovod.base.errors import coded_like, without_code
 from horovod.base.words import capitalized
-from horovod.coordinator.core.attendance import Attendance
-from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.ending import Attendance, RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import negotiation_pb2, story_pb2
 
 from .checks import refusal_of, refusal_of_attach
 from .effects import Close, Effect
-from .formation import Formation
 from .job_membership import JobMembership
-from .overview import JobOverview, overview_of
+from .life import Sight
 from .rendezvous import LastWorld
-from .sight import Sight
+from .waiting import Formation
+
+# A job's state for the status page and the metrics: a copy, which does not change with the job.
+
+
+@dataclass(frozen=True)
+class MemberOverview:
+    rank: int
+    host: str
+    pid: int
+    away: bool  # the member's stream is broken, and it may come back
+
+
+@dataclass(frozen=True)
+class JobOverview:
+    name: str
+    epoch: int  # 0: no world runs
+    size: int  # members of its world, or of the next one while none runs
+    members: tuple[MemberOverview, ...]  # members of its world that are not gone
+    waiting: int  # members that wait for the next world
+    waits_for: str  # a sentence about what the waiting members wait for; "" if nobody waits
+    # By the ranks that launchers have given waiting members: how many seconds each took to start.
+    waiting_ranks: Mapping[int, float] = field(default_factory=dict)
+    reports: Mapping[int, negotiation_pb2.RankReport] = field(default_factory=dict)  # rank -> its latest report
+    newcomers: int = 0  # how many of `waiting` were not in the running world
+    story: tuple[story_pb2.StoryEntry, ...] = ()  # the latest entries, the oldest first
+
+
+def overview_of(
+    job: JobMembership,
+    reports: Mapping[int, negotiation_pb2.RankReport],
+    story: tuple[story_pb2.StoryEntry, ...] = (),
+) -> JobOverview:
+    liveness, waiting = job.liveness, job.rendezvous.waiting
+    first = waiting.first
+    return JobOverview(
+        name=job.name,
+        epoch=liveness.world.epoch if liveness.runs else 0,
+        size=len(liveness.world.members) if liveness.runs else first.size if first else 0,
+        members=tuple(
+            MemberOverview(one.rank, one.request.host.name, one.request.pid, one.life.away_since_s is not None)
+            for one in list(liveness.present.values())
+        ),
+        waiting=len(waiting),
+        waits_for=job.rendezvous.progress(),
+        waiting_ranks={rank: request.started_seconds for rank, request in list(waiting.by_rank.items())},
+        reports=dict(reports),
+        newcomers=len(waiting) - len(waiting.claims) if liveness.runs else 0,
+        story=story,
+    )
+
 
 MAX_REMEMBERED_JOBS = 1024
 
@@ -249,7 +300,7 @@ class Membership:
         return self._settled(job, job.tick(now_s, self._grace_s, sight)) if job else []
 
     def restart_limits(self, now_s: float) -> None:
-        """The coordinator was stopped for a while (clock.py), and read no message in that time."""
+        """The coordinator was stopped for a while (services/ticks.py), and read no message in that time."""
         for job in self._jobs.values():
             job.liveness.restart_limits(now_s)
             job.rendezvous.restart_limits(now_s)

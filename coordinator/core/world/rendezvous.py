@@ -44,10 +44,8 @@ from horovod.protos.v1 import membership_pb2 as pb
 
 from .checks import MAX_SIZE, conflict_with, describe
 from .effects import Close, Effect, Form, LookLater, Send, TellLater
-from .formation import Formation
-from .present import Present
-from .sizes import Sizes, sizes_of
-from .waiting import Waiting
+from .life import Present
+from .waiting import Formation, Sizes, Waiting, sizes_of
 from .work import Anew, JobWork, Lost, Verdict, Waits
 
 # Seconds that a member may take to join again. That takes less than 0.1 s where processors are free.

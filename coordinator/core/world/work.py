@@ -35,7 +35,7 @@ from horovod.base.words import shortened
 from horovod.coordinator.core.ending import RankEnded
 from horovod.protos.v1 import membership_pb2 as pb
 
-from .present import Present
+from .life import Present
 
 USUAL_PATIENCE_S = 600.0
 WORD_S = 10.0  # seconds for an agent to come back to a coordinator that was away, and to report how processes ended

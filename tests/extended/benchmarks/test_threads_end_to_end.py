@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.world import ROOT
-from horovod.worker.agent.threads import usable_cores
+from horovod.worker.agent.cores_and_gpus import usable_cores
 
 
 def test_threads_from_end_to_end(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from test_etcd_store import SHORT_S, with_store
 from test_store_conformance import WAIT_S, take
 
 from horovod.base.errors import ClusterCode
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 from horovod.coordinator.store import Store, StoreError, UncertainError
 from horovod.coordinator.store.etcd import EtcdStore
 from horovod.coordinator.store.etcd_address import EtcdAddress

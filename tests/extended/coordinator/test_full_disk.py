@@ -17,7 +17,7 @@ from pathlib import Path
 from horovod.base.errors import ClusterCode, code_of
 from horovod.coordinator.store import WritesRefusedError
 from horovod.coordinator.store.sqlite import SqliteStore
-from horovod.coordinator.web.ready import Readiness
+from horovod.coordinator.pages import Readiness
 
 async def main():
     disk = Path(sys.argv[1])

@@ -23,7 +23,7 @@ import grpc, google.protobuf
 from google.protobuf.internal import api_implementation
 import horovod.common.basics as hvd
 from horovod.coordinator.core.agreement.operations import _TRAITS
-from horovod.worker.runtime.leader import LEADER, leader_in
+from horovod.worker.runtime.coordinators import LEADER, leader_in
 
 hvd.init()
 assert [kind for kind, traits in _TRAITS.items() if traits.rooted] == [2]

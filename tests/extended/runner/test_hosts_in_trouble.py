@@ -20,7 +20,7 @@ from launching import Launched, still_alive
 from resources import eventually
 
 from horovod.base.errors import LaunchCode
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]

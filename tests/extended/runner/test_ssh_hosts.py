@@ -234,7 +234,7 @@ def other_environment(folder: Path, horovod: str = "") -> dict[Path, Path]:
         package.mkdir()
         shutil.copy(SOURCES / "__init__.py", package)
         (package / "base").mkdir()
-        shutil.copy(SOURCES.parents[1] / "base" / "version.py", package / "base")
+        shutil.copy(SOURCES.parents[1] / "base" / "protocol.py", package / "base")
         metadata = packages / f"horovod-{horovod}.dist-info"
         metadata.mkdir()
         (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: horovod\nVersion: {horovod}\n")

@@ -11,7 +11,7 @@ from agents import Agents
 from launching import Launched
 from test_jobs_on_agents import RELAYED
 
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import Limits
 
 
 def test_ranks_go_by_themselves_while_their_agent_is_stopped(tmp_path: Path) -> None:

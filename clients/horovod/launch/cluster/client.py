@@ -21,7 +21,7 @@ from horovod.base.errors import ClusterCode, code_of, coded, without_code
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import printable
-from horovod.coordinator.core.cluster.record_size import refusal_of
+from horovod.coordinator.core.cluster.job_record import refusal_of
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.jobs_pb2_grpc import JobsStub
 from horovod.protos.v1.story_pb2 import StoryEntry
@@ -29,8 +29,7 @@ from horovod.worker.agent.feed import OUTPUT_COST
 from horovod.worker.agent.log import STREAMS
 from horovod.worker.agent.output import Console
 from horovod.worker.runtime.channel import broke_in_write, explain, open_aio_channel, waiting_helps
-from horovod.worker.runtime.coordinators import pings
-from horovod.worker.runtime.leader import Search, leader_in
+from horovod.worker.runtime.coordinators import Search, leader_in, pings
 from horovod.worker.runtime.tls import ClientTls
 from horovod.worker.runtime.token import Credential, given_token
 

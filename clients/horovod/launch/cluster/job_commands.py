@@ -14,7 +14,7 @@ from typing import Any
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.settings import ROWS
 from horovod.base.words import printable
-from horovod.coordinator.core.cluster.sizes import processes_of
+from horovod.coordinator.core.cluster.job_record import processes_of
 from horovod.launch.cluster.job_file.submit import add_options, words_of
 from horovod.launch.cluster.submission import say
 from horovod.protos.v1 import jobs_pb2, story_pb2

@@ -8,7 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from horovod.base.frameworks import FRAMEWORKS
-from horovod.base.version import __version__
+from horovod.base.protocol import __version__
 
 _FIRST = ("TensorFlow", "PyTorch", "MXNet")  # in the order of earlier versions
 _SHOWN = {one.name: f"horovod.{one.module}" for one in FRAMEWORKS if one.has_build_line}

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from horovod.base.errors import LaunchCode, SettingCode, code_of, coded, without_code
+from horovod.base.protocol import __version__
 from horovod.base.setting import Setting
 from horovod.base.settings import MAX_SIZE, ROWS, SETTINGS
-from horovod.base.version import __version__
 from horovod.rendezvous.hosts import in_lsf_job
 
 # Options of earlier versions that mean the same as one in the table: (option, the value it stores, what to write in its

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from horovod.base.errors import ClusterCode, LaunchCode, code_of, coded, coded_like, without_code
 from horovod.base.words import ranks_in_words, shortened
 from horovod.coordinator.core.cluster.job import OVER
-from horovod.coordinator.core.world.overview import JobOverview
+from horovod.coordinator.core.world.membership import JobOverview
 from horovod.coordinator.core.world.story import WAITS, after
 from horovod.protos.v1 import jobs_pb2
 from horovod.protos.v1.story_pb2 import StoryEntry

@@ -23,8 +23,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from horovod.base.addresses import wrong_host_name
 from horovod.base.errors import LaunchCode, SettingCode, coded
-from horovod.base.host_name import wrong_host_name
 from horovod.base.words import printable
 
 SCRIPT_TIMEOUT_S = 30.0  # after which a program that finds hosts is killed

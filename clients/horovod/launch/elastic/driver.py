@@ -25,8 +25,8 @@ from horovod.base.errors import STATE_LOST_EXIT, ClusterCode, LaunchCode, code_o
 from horovod.base.tasks import end_tasks
 from horovod.base.words import plural, shortened
 from horovod.coordinator.core.elastic import hosts as core
-from horovod.coordinator.core.elastic.cooldown import Cooldown
 from horovod.coordinator.core.elastic.decision import limit_in_words
+from horovod.coordinator.core.elastic.hosts import Cooldown
 from horovod.launch.console.report import Progress
 from horovod.launch.elastic.discovering import Discovering
 from horovod.launch.elastic.request import Supply

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from horovod.base.errors import LaunchCode, code_of, coded, without_code
-from horovod.base.version import __version__
+from horovod.base.protocol import __version__
 from horovod.base.words import printable, reason_of
 from horovod.launch.console.report import Progress, hosts_sentence
 from horovod.rendezvous.hosts import HostSlots, remote

@@ -18,10 +18,8 @@ from horovod.base.setting import split_ports
 from horovod.base.settings import Settings, resolve
 from horovod.base.tasks import end_tasks
 from horovod.coordinator.address import everywhere
-from horovod.coordinator.config import CoordinatorConfig
-from horovod.coordinator.limits import Limits
-from horovod.coordinator.loops import quiet
-from horovod.coordinator.server import EmbeddedCoordinator
+from horovod.coordinator.config import CoordinatorConfig, Limits
+from horovod.coordinator.server import EmbeddedCoordinator, quiet
 from horovod.coordinator.services.exchange import Exchange
 from horovod.coordinator.tls import ServerTls
 from horovod.launch.cluster.client import Access, FollowedJob

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from horovod.base.settings import resolve
 from horovod.base.tasks import end_tasks
-from horovod.coordinator.config import CoordinatorConfig
-from horovod.coordinator.limits import Limits
+from horovod.coordinator.config import CoordinatorConfig, Limits
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.launch.console.control import SignalTarget
 from horovod.launch.console.report import Progress, Seen, last_lines, seen_by, story_told, tell_of_spares
@@ -25,11 +24,10 @@ from horovod.launch.local.own_machine import OwnMachine, Shares
 from horovod.launch.own_coordinator import pages_of, tell_pages, traced
 from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
 from horovod.protos.v1.story_pb2 import StoryEntry
-from horovod.worker.agent.gpus import pinned
+from horovod.worker.agent.cores_and_gpus import pinned, thread_variables
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
 from horovod.worker.agent.supervisor import Slot, Supervisor
-from horovod.worker.agent.threads import thread_variables
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
 

@@ -12,7 +12,7 @@ import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from horovod.base.version import PROTOCOL_VERSION, __version__
+from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.words import reason_of
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.protos.v1 import agents_pb2 as pb

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from horovod.common.host_news import HostUpdateResult
 from horovod.coordinator.core.elastic import hosts as core
-from horovod.coordinator.core.elastic.cooldown import Cooldown
+from horovod.coordinator.core.elastic.hosts import Cooldown
 from horovod.launch.elastic.discovery import FixedHosts, HostDiscovery, HostDiscoveryScript
 
 __all__ = ["DiscoveredHosts", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "HostManager"]

@@ -1,12 +1,32 @@
-"""Limits that both ends of a connection to a coordinator must know."""
+"""What both ends of a connection to a coordinator must know: the release, the language that they speak, limits."""
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Final
+
+# Members, agents and coordinators say this number first; one that speaks another language is refused in words.
+PROTOCOL_VERSION: Final = 3
+
+
+def _version() -> str:
+    try:
+        return metadata.version("horovod")
+    except metadata.PackageNotFoundError:  # a source tree that was never installed
+        return "1.0.0.dev0"
+
+
+__version__: Final = _version()
+
 
 KEEPALIVE_S: Final = 5.0  # seconds between two pings
 # The largest message about a world that a member accepts. Enough for 65,536 members.
 MAX_WORLD_MESSAGE_BYTES: Final = 64 << 20
+
+# The relay of an agent sends this in a call's metadata, with its id. Coordinators that answer with it may send
+# RelayFrames (relay.proto), whose first byte is RELAY_FRAME.
+RELAY: Final = "horovod-relay"
+RELAY_FRAME: Final = b"\0"
 
 
 def ping_options(timeout_s: float, interval_s: float = KEEPALIVE_S) -> tuple[tuple[str, int], ...]:

@@ -1,12 +1,12 @@
-"""docs/metrics.md, made from metrics.py: `python -m horovod.coordinator.metrics_page > docs/metrics.md`."""
+"""docs/metrics.md, made from coordinator/metrics.py: `python docs/tools/metrics_page.py > docs/metrics.md`."""
 
 from __future__ import annotations
 
-from .metrics import CoordinatorMetrics
+from horovod.coordinator.metrics import CoordinatorMetrics
 
 _BEGIN = """# Metrics
 
-This page is made from `coordinator/metrics.py` by `python -m horovod.coordinator.metrics_page > docs/metrics.md`.
+This page is made from `coordinator/metrics.py` by `python docs/tools/metrics_page.py > docs/metrics.md`.
 
 A coordinator shows these at `/metrics` and exports them with OpenTelemetry ([observability](observability.md)).
 
