@@ -13,12 +13,20 @@ the processes are the agent's own, it obeys at once. What an order means is writ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:  # a shim does without protobuf
     from horovod.protos.v1 import agents_pb2 as pb
 
 Order = Mapping[str, Any]
+
+END: Final = {"end": True}
+FINISH: Final = {"finish": True}
+
+
+def signalled(signum: int, *, stop: bool = False) -> dict[str, Any]:
+    """The order to pass this signal on; stop: to end the job, by this signal first."""
+    return {"signal": signum, "stop": stop}
 
 
 class Processes(Protocol):
@@ -35,15 +43,15 @@ def order_of(command: pb.AgentCommand) -> tuple[str, Order] | None:
     """The job and the order of this command; None where it is another kind of command."""
     kind = command.WhichOneof("command")
     if kind == "end":
-        return command.end.job, {"end": True}
+        return command.end.job, END
     if kind == "finish":
-        return command.finish.job, {"finish": True}
+        return command.finish.job, FINISH
     if kind == "leave":
         leave = command.leave
         incarnations = dict(zip(leave.ranks, leave.incarnations, strict=True))
         return leave.job, {"leave": incarnations, "grace_s": leave.grace_seconds}
     if kind == "signal":
-        return command.signal.job, {"signal": command.signal.signal, "stop": command.signal.stop}
+        return command.signal.job, signalled(command.signal.signal, stop=command.signal.stop)
     if kind == "run_line":
         return command.run_line.job, {"run_line": command.run_line.line}
     return None

@@ -50,7 +50,8 @@ from horovod.spark.failures import (
 from horovod.spark.fixed import FixedSize
 from horovod.spark.slots import BEGINNING, still_waiting
 from horovod.spark.task.attend import Order
-from horovod.spark.task.messages import End, Finish, Signal, Start
+from horovod.spark.task.messages import Ordered, Start
+from horovod.worker.agent.orders import END, FINISH, signalled
 from horovod.worker.agent.output import Console
 from horovod.worker.rank_environment import JobOnHost, rank_environment
 
@@ -173,7 +174,7 @@ class Job:
     def interrupt(self) -> None:
         """Ctrl-C; a second one ends the processes sooner."""
         self._interrupted = True
-        self._tasks.tell_all(Signal(signal.SIGINT))
+        self._tasks.tell_all(Ordered(signalled(signal.SIGINT, stop=True)))
         with self._tasks.changed:
             self._tasks.changed.notify_all()
 
@@ -313,7 +314,8 @@ class Job:
                 self._spark_gave_up()
             if elastic.is_done and not has_told:
                 has_told = True
-                self._tasks.tell_all(Finish())
+                self._tasks.tell_all(Ordered(FINISH))
+                self._tasks.tell_all(Ordered(signalled(signal.SIGCONT)))  # at once: the supervisor waits
             is_short = len(self._tasks.running) < sizes.fewest and not elastic.is_done
             short_since = None if not is_short else short_since or time.monotonic()
             if short_since is not None and time.monotonic() - short_since > sizes.timeout_s:
@@ -373,7 +375,7 @@ class Job:
         cause = reason.partition("\n")[0]
         self._cluster.cancel(cause)
         if not self._interrupted:
-            self._tasks.tell_all(End())
+            self._tasks.tell_all(Ordered(END))
         self._tasks.release_failed()
         self._tasks.wait(lambda: not self._tasks.running, _ENDING_S)
         for _ in range(_CANCELLATIONS):  # where it was not yet submitted, nothing was cancelled

@@ -39,6 +39,7 @@ from horovod.spark.fixed import FixedSize
 from horovod.spark.slots import never_enough, slots_of, still_waiting
 from horovod.spark.task import messages
 from horovod.spark.task.attend import Order, Output, environment, unreachable
+from horovod.worker.agent.orders import signalled
 from horovod.worker.agent.output import QUEUE_LIMIT_BYTES
 
 VICTIM = Failure(0, "a", code=1, error="HorovodInternalError: Rank 1 was lost.")
@@ -339,7 +340,8 @@ def test_hosts_and_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONTAINER_ID", "container_1")
     assert host_hash() != before
     came = messages.Came(1, 2, "h", "h-1", ["0"])
-    assert messages.read(messages.written(came)) == came
+    ordered = messages.Ordered(signalled(2, stop=True))
+    assert [messages.read(messages.written(one)) for one in (came, ordered)] == [came, ordered]
     assert not messages.is_output(messages.written(came))
     with pytest.raises(ValueError, match="not a message"):
         messages.read(b'["Nothing", {}]')

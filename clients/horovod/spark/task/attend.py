@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,8 +29,9 @@ from horovod.launch import task as function
 from horovod.launch.job_environment import of_another, trusting
 from horovod.runner.common.util.host_hash import host_hash, host_name
 from horovod.spark.task import messages
-from horovod.spark.task.messages import Came, End, Ended, Finish, Refused, Release, Signal, Start
+from horovod.spark.task.messages import Came, Ended, Ordered, Refused, Release, Start
 from horovod.worker.agent.guardian import Guardian
+from horovod.worker.agent.orders import obey
 from horovod.worker.agent.output import QUEUE_LIMIT_BYTES, Stream
 from horovod.worker.agent.supervisor import Outcome, Slot, Supervisor
 from horovod.worker.runtime.channel import explain, open_aio_channel
@@ -147,13 +147,8 @@ class _Task:
             message = messages.read(content)
             if isinstance(message, Start) and self._running is None:
                 self._start(message)
-            elif isinstance(message, End) and self._supervisor is not None:
-                self._supervisor.end_after_failure()
-            elif isinstance(message, Signal) and self._supervisor is not None:
-                self._supervisor.stop(message.signum)
-            elif isinstance(message, Finish) and self._supervisor is not None:
-                self._supervisor.finish()
-                self._supervisor.forward(signal.SIGCONT)
+            elif isinstance(message, Ordered) and self._supervisor is not None:
+                obey(message.order, self._supervisor)
             elif isinstance(message, Release):
                 return ""
             elif isinstance(message, Refused):

@@ -4,8 +4,7 @@
     Came: who I am, and where              ->
                                            <-  Start: run your process with these variables
     output, output, ...                    ->
-                                           <-  End, Signal or Finish: the others have failed; the user wants it to
-                                               end; another process has done the work of an elastic job
+                                           <-  Ordered: what its process is to do, in the form that agents obey
     Ended: how the process ended           ->
     (the last output, the end of the stream)
                                            <-  Release: nothing is left to do, or Refused: this task comes in vain
@@ -58,20 +57,10 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class End:
-    """Another process has failed: this one is ended after a grace in which it may notice by itself."""
+class Ordered:
+    """The process is to obey an order of worker/agent/orders.py."""
 
-
-@dataclass(frozen=True)
-class Signal:
-    """The job is to end."""
-
-    signum: int
-
-
-@dataclass(frozen=True)
-class Finish:
-    """The work of the job is done. The process ends by itself; where it was stopped (SIGSTOP), it is continued."""
+    order: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -86,8 +75,8 @@ class Refused:
     sentence: str
 
 
-Message: TypeAlias = Came | Start | Ended | End | Signal | Finish | Release | Refused
-_KINDS = {kind.__name__: kind for kind in (Came, Start, Ended, End, Signal, Finish, Release, Refused)}
+Message: TypeAlias = Came | Start | Ended | Ordered | Release | Refused
+_KINDS = {kind.__name__: kind for kind in (Came, Start, Ended, Ordered, Release, Refused)}
 
 
 def written(message: Message) -> bytes:
