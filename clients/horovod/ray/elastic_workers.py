@@ -1,13 +1,9 @@
 """The agents of an elastic job on Ray: one for each host, in the driver, whose processes are actors.
 
-Each registers with the scheduler of the executor's own coordinator, as agents on other hosts do with theirs. Which
-process runs where, what a failed one means and when the job is over is decided there; here, actors are started and
-ended.
-
-    the scheduler says    start     an actor on the host, by Ray's resource "node:<host>"
-                          leave     its process is asked to leave at the next commit; ended after a grace
-                          end, stop, finish
-    and hears             an actor has ended: its function returned (0), raised (1), or its process died (-9)
+the scheduler says    start     an actor on the host, by Ray's resource "node:<host>"
+                      leave     its process is asked to leave at the next commit; ended after a grace
+                      end, stop, finish
+and hears             an actor has ended: its function returned (0), raised (1), or its process died (-9)
 """
 
 from __future__ import annotations
@@ -15,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +23,7 @@ from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.tasks import end_tasks
 from horovod.base.words import plural
 from horovod.coordinator.in_process import InProcessScheduler
+from horovod.launch.own_agents import OwnAgents
 from horovod.launch.own_coordinator import OwnCoordinator
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.ray.adapter import BaseParams, kill
@@ -35,7 +31,7 @@ from horovod.ray.coordinator import gpus_of_elastic, membership
 from horovod.ray.strategy import in_words
 from horovod.ray.worker import Trained, described
 from horovod.rendezvous.hosts import HostSlots
-from horovod.worker.agent.orders import obey, order_of
+from horovod.worker.agent.orders import Order, obey
 
 FAILURE_GRACE_S = 3.0  # how long others may go on after the failure that ends the job
 _ASK_AGAIN_S = 1.0  # a process between two worlds can't be asked to leave
@@ -80,30 +76,25 @@ class Process:
     is_ended_here: bool = False  # it was killed by this agent, or asked to leave
     on_kill: int = -signal.SIGKILL  # how its end is reported once it was killed here
 
+    def state(self) -> dict[str, Any]:
+        """The fields of its RankStatus (agents.proto)."""
+        ended = {} if self.code is None else {"ended": True, "code": self.code, "stopped": self.is_ended_here}
+        return {"rank": self.rank, "incarnation": self.incarnation, "pid": self.pid, **ended}
 
-class RayAgent:
+
+class RayAgent(OwnAgents):
     """Of one host, and of one job."""
 
     def __init__(self, host: HostSlots, scheduler: InProcessScheduler, work: Work) -> None:
+        super().__init__(scheduler, {host.name: host.slots}, _WORD_S)
         self.host, self.slots = host.name, host.slots
         self.ended = asyncio.Event()  # never set: nothing of it runs on the host
         self.processes: list[Process] = []  # the latest of each rank, in the order of their starts
-        self._scheduler = scheduler
         self._work = work
         self._is_open = True  # processes may be started
-        self._share: int | None = None  # the generation of what it was told to start
-        self._is_gone = False
+        self._share: pb.StartShare | None = None  # the latest
         self._tasks: list[asyncio.Task[None]] = []
         self._leaving: set[tuple[int, int]] = set()
-        self.register = pb.Register(
-            protocol_version=PROTOCOL_VERSION,
-            version=__version__,
-            name=host.name,
-            instance=secrets.token_hex(8),
-            slots=host.slots,
-            word_seconds=_WORD_S,
-        )
-        self.register.interfaces.add(name="lo", address="127.0.0.1")  # members choose their interfaces themselves
 
     def why(self) -> str:
         return coded(LaunchCode.NO_AGENT_ON_HOST, "it is gone")
@@ -111,24 +102,19 @@ class RayAgent:
     def set_slots(self, slots: int) -> None:
         """The host has so many slots from now on."""
         self.slots = slots
-        self._tell(pb.AgentMessage(slots=pb.Slots(slots=slots)))
-
-    async def attach(self) -> None:
-        """ValueError with a sentence where the scheduler refuses it."""
-        await self._scheduler.attach([self.register], self._obey)
+        self._tell(self.host, slots=pb.Slots(slots=slots))
 
     async def end(self) -> None:
         """Ends its actors and itself."""
-        if self._is_gone:
+        if self._are_gone:
             return
         self._is_open = False
         self.kill()
         running = [task for task in self._tasks if not task.done()]
         if running:
             await asyncio.wait(running, timeout=_END_S)
-        self._report()
-        self._is_gone = True
-        self._scheduler.detach(self.register)
+        self._report_all()
+        self.detach()
         await end_tasks(self._tasks)
 
     def kill(self, code: int = -signal.SIGKILL) -> None:
@@ -138,16 +124,8 @@ class RayAgent:
 
     # -- what the scheduler says ---------------------------------------------------------------------------------------
 
-    def _obey(self, name: str, command: pb.AgentCommand) -> None:
-        if self._is_gone:
-            return
-        if command.HasField("start"):
-            self._start(command.start)
-        elif command.HasField("probe"):
-            reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
-            self._tell(pb.AgentMessage(reached=reached))
-        elif (order := order_of(command)) is not None:
-            obey(order[1], self)
+    def _obey(self, name: str, order: Order) -> None:
+        obey(order, self)
 
     def leave(self, ranks: Mapping[int, int], grace_s: float) -> None:
         for rank, incarnation in ranks.items():
@@ -157,7 +135,7 @@ class RayAgent:
 
     def finish(self) -> None:
         self._is_open = False
-        self._report()
+        self._report_all()
 
     def end_after_failure(self) -> None:
         self.finish()
@@ -170,8 +148,8 @@ class RayAgent:
     def forward(self, signum: int) -> None:
         """Ray delivers no signals."""
 
-    def _start(self, share: pb.StartShare) -> None:
-        self._share = share.share
+    def _start(self, name: str, share: pb.StartShare) -> None:
+        self._share = share
         for placed in share.ranks:
             known = next((one for one in self.processes if one.rank == placed.rank), None)
             if known is not None and known.incarnation >= placed.incarnation:
@@ -181,7 +159,7 @@ class RayAgent:
             process = Process(placed.rank, placed.incarnation)
             self.processes.append(process)
             self._do(self._follow(process, placed, share.size))
-        self._report()
+        self._report_all()
 
     def _actor(self, rank: int, size: int) -> Any:
         # Not in the placement group of a trial that has this executor: it has no piece of any host.
@@ -230,7 +208,7 @@ class RayAgent:
         finally:
             process.code = code
             process.found.set()
-            self._report()
+            self._report_all()
             kill(process.actor)
         work.done()
 
@@ -246,7 +224,7 @@ class RayAgent:
         here = await finding
         process.pid, process.gpus = here.pid, here.gpus
         process.found.set()
-        self._report()
+        self._report_all()
         gpus = await self._visible_gpus(process) if work.params.gpus else []
         told = membership(
             work.coordinator, work.job, work.environ, self.host, size, placed, gpus, placed.incarnation or 1
@@ -285,19 +263,11 @@ class RayAgent:
 
     # -- what the scheduler hears --------------------------------------------------------------------------------------
 
-    def _report(self) -> None:
-        if self._share is None:
-            return
-        report = pb.JobReport(job=self._work.job, share=self._share)
-        for one in sorted(self.processes, key=lambda one: one.code is None):
-            ended = {} if one.code is None else {"ended": True, "code": one.code, "stopped": one.is_ended_here}
-            report.ranks.add(rank=one.rank, incarnation=one.incarnation, pid=one.pid, **ended)
-        report.over = not self._is_open and all(one.code is not None for one in self.processes)
-        self._tell(pb.AgentMessage(report=report))
-
-    def _tell(self, message: pb.AgentMessage) -> None:
-        if not self._is_gone:
-            self._scheduler.tell(self.host, message)
+    def _report_all(self) -> None:
+        if self._share is not None:
+            over = not self._is_open and all(one.code is not None for one in self.processes)
+            ended_first = sorted(self.processes, key=lambda one: one.code is None)
+            self._report(self.host, self._share, [one.state() for one in ended_first], over)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks = [task for task in self._tasks if not task.done()]

@@ -1,29 +1,26 @@
-"""The agents of the launcher's own machine, in its process: they register with its own coordinator's scheduler.
-
-There is one for each name under which the job has ranks here, as there would be for so many hosts. The processes of all
-of them belong to one supervisor. Every decision is the scheduler's, as with agents on other hosts.
+"""The agents of the launcher's own machine: one for each name under which the job has ranks here, as there would be for
+so many hosts. The processes of all of them belong to one supervisor.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.words import reason_of
 from horovod.coordinator.in_process import InProcessScheduler
+from horovod.launch.own_agents import OwnAgents
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
-from horovod.worker.agent.orders import obey, order_of
+from horovod.worker.agent.orders import Order, obey
 from horovod.worker.agent.supervisor import Slot, Supervisor
 
 Shares = Mapping[str, pb.StartShare]  # by name
 
 
-class OwnMachine:
+class OwnMachine(OwnAgents):
     """`run` once, in the launcher's event loop; `stop` and `forward` are for its signals."""
 
     def __init__(
@@ -34,17 +31,16 @@ class OwnMachine:
         slots_of: Callable[[Shares], Sequence[Slot]],
     ) -> None:
         """hosts: of every rank. slots_of: what to start, once the scheduler has told; may raise ValueError."""
-        self.stopping = False  # whether `stop` was called
-        self._scheduler = scheduler
-        self._supervisor = supervisor
         self._names = {name: hosts.count(name) for name in dict.fromkeys(hosts)}
+        super().__init__(scheduler, self._names)
+        self.stopping = False  # whether `stop` was called
+        self._supervisor = supervisor
         self._slots_of = slots_of
         self._shares: dict[str, pb.StartShare] = {}
-        self._job = ""
         self._running: asyncio.Task[None] | None = None
         self._starting: set[asyncio.Task[None]] = set()  # of processes in the place of others
         self._error: Exception | None = None  # why the ranks could not be started
-        self._telling = False
+        self._reporting = False
 
     async def run(
         self,
@@ -56,13 +52,11 @@ class OwnMachine:
 
         OSError or ValueError when it can't be started.
         """
-        self._job = job_id
-        self._supervisor.changed = self._tell_soon
+        self._supervisor.changed = self._report_soon
         for name, slots in self._names.items():
             spec.hosts.add(name=name, slots=slots)
-        instance = secrets.token_hex(8)
         try:
-            await self._scheduler.attach([self._register(name, instance) for name in self._names], self._obey)
+            await self.attach()
             record = await self._scheduler.run(spec, job_id, changed)
         finally:
             for task in (*self._starting, *([self._running] if self._running is not None else ())):
@@ -84,30 +78,17 @@ class OwnMachine:
 
     # -- the agents ----------------------------------------------------------------------------------------------------
 
-    def _register(self, name: str, instance: str) -> pb.Register:
-        register = pb.Register(
-            protocol_version=PROTOCOL_VERSION,
-            version=__version__,
-            name=name,
-            instance=instance,
-            slots=self._names[name],
-        )
-        register.interfaces.add(name="lo", address="127.0.0.1")
-        return register
+    def _start(self, name: str, share: pb.StartShare) -> None:
+        self._shares[name] = share
+        if self._running is not None:
+            self._starting.add(task := asyncio.create_task(self._start_later()))
+            task.add_done_callback(self._starting.discard)
+        elif sum(len(share.ranks) for share in self._shares.values()) >= share.size:  # with spare ones
+            self._running = asyncio.create_task(self._supervise())
 
-    def _obey(self, name: str, command: pb.AgentCommand) -> None:
-        if command.HasField("start"):
-            self._shares[name] = command.start
-            if self._running is not None:
-                self._starting.add(task := asyncio.create_task(self._start_later()))
-                task.add_done_callback(self._starting.discard)
-            elif sum(len(share.ranks) for share in self._shares.values()) >= command.start.size:  # with spare ones
-                self._running = asyncio.create_task(self._supervise())
-        elif command.HasField("probe"):  # all names are this machine
-            reached = pb.Reached(probe=command.probe.probe, targets=command.probe.targets)
-            self._scheduler.tell(name, pb.AgentMessage(reached=reached))
-        elif (order := order_of(command)) is not None and (name == next(iter(self._names)) or "leave" in order[1]):
-            obey(order[1], self._supervisor)  # what is told to all agents of the job is for one supervisor
+    def _obey(self, name: str, order: Order) -> None:
+        if name == next(iter(self._names)) or "leave" in order:  # all agents are told all else, for one supervisor
+            obey(order, self._supervisor)
 
     async def _start_later(self) -> None:
         try:  # of all shares, since GPUs are dealt out among all; the supervisor starts what it has not yet
@@ -122,29 +103,27 @@ class OwnMachine:
             await self._supervisor.run(self._slots_of(self._shares), replaces_failed)
         except (OSError, ValueError) as error:
             self._error = error
-        self._tell(over=True)
+        self._report_all(over=True)
 
-    def _tell_soon(self) -> None:
+    def _report_soon(self) -> None:
         """One report for all that changes at a time."""
-        if not self._telling:
-            self._telling = True
-            asyncio.get_running_loop().call_soon(self._tell)
+        if not self._reporting:
+            self._reporting = True
+            asyncio.get_running_loop().call_soon(self._report_all)
 
-    def _tell(self, over: bool = False) -> None:
-        self._telling = False
+    def _report_all(self, over: bool = False) -> None:
+        self._reporting = False
         for name, share in self._shares.items():
-            self._scheduler.tell(name, pb.AgentMessage(report=self._report(share, over)))
+            ranks = {placed.rank for placed in share.ranks}
+            states = [state for state in self._supervisor.states() if state["rank"] in ranks]
+            self._report(name, share, states, over, self._why(ranks, over))
 
-    def _report(self, share: pb.StartShare, over: bool) -> pb.JobReport:
-        report = pb.JobReport(job=self._job, over=over)
-        ranks = {placed.rank for placed in share.ranks}
+    def _why(self, ranks: set[int], over: bool) -> str:
+        """Why these ranks could not be started; "" if they were."""
         if isinstance(self._error, OSError):
-            report.error = reason_of(self._error)
-        elif self._error is not None:
-            report.error = str(self._error)
-        elif over and not ranks <= self._supervisor.pids.keys():
-            report.error = "it was stopped before all of its ranks were started"
-        for state in self._supervisor.states():
-            if state["rank"] in ranks:
-                report.ranks.add(**state)
-        return report
+            return reason_of(self._error)
+        if self._error is not None:
+            return str(self._error)
+        if over and not ranks <= self._supervisor.pids.keys():
+            return "it was stopped before all of its ranks were started"
+        return ""
