@@ -68,7 +68,7 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.cluster": f"{_LAUNCH} launch launch.console launch.elastic launch.located",
     "launch.hosts": f"{_LAUNCH} launch launch.console launch.elastic launch.cluster",
     "launch.ssh": f"{_LAUNCH} launch launch.hosts",
-    "launch.function": _LAUNCHERS,
+    "launch.function": f"{_LAUNCH} {_SHARED}",  # its launcher is one of the list
     "launch.commands": _LAUNCHERS,
     "launch.__main__": f"{_LAUNCHERS} launch.commands launch.function",
     "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from launching import still_alive
 
 import horovod
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode
-from horovod.launch import task
+from horovod.launch import launchers, task
 
 
 def by_value(function: Any) -> Any:
@@ -70,6 +71,20 @@ def test_it_works_in_another_thread() -> None:
     thread.start()
     thread.join()
     assert results == [["0/2", "1/2"]]
+
+
+def test_a_launcher_of_the_list_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first that takes it; one for command lines alone is passed over."""
+    here = types.SimpleNamespace(
+        takes_function=lambda asked: set(asked.names) == {"pod"},
+        run_function=lambda asked, in_thread: [asked.call, asked.processes, asked.environ["HOROVOD_START_TIMEOUT"]],
+    )
+    monkeypatch.setitem(sys.modules, "launcher_here", here)
+    monkeypatch.setitem(sys.modules, "launcher_of_commands", types.SimpleNamespace())
+    monkeypatch.setattr(launchers, "LAUNCHERS", ["launcher_of_commands", "launcher_here", *launchers.LAUNCHERS])
+    asked = horovod.run(whoami, ("a",), {"suffix": "b"}, num_proc=2, hosts="pod:2", start_timeout=7)
+    assert asked == [(whoami, ("a",), {"suffix": "b"}), 2, "7.0"]
+    assert horovod.run(by_value(whoami), ("",)) == ["0/1"]
 
 
 def fail_on_one() -> None:

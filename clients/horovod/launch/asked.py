@@ -1,4 +1,6 @@
-"""What the command line of `horovodrun` asks for, as far as launchers share it, and how a launcher answers a person."""
+"""What a command line of `horovodrun`, or a call of `horovod.run`, asks for, as far as launchers share it; and how a
+launcher answers a person.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +8,20 @@ import argparse
 import functools
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod.base.errors import LaunchCode, coded, without_code
 from horovod.base.settings import ROWS
 from horovod.base.telemetry.logs import line_of
 from horovod.base.words import for_people, is_out_of_descriptors, joined, plural, reason_of
 from horovod.launch.console import standard_input
-from horovod.launch.elastic.request import ElasticRequest
+from horovod.launch.elastic.request import ElasticRequest, Replacement, Supply
 from horovod.rendezvous.hosts import HostSlots, fill, in_lsf_job, lsf_hosts, parse_hostfile, parse_hosts
+
+if TYPE_CHECKING:
+    from horovod.worker.agent.output import Console
 
 USAGE = 2  # exit codes of a launcher
 FAILED = 1
@@ -121,6 +128,38 @@ class Asked:
             raise RefusedError(refusal)
         if (sentence := standard_input.unread_elsewhere()) is not None:
             say(sentence)
+
+
+class Stoppable(Protocol):
+    """What Ctrl-C acts on: a job, here or on other hosts."""
+
+    def stop(self, signum: int) -> None: ...
+
+
+# Runs a job of `horovod.run` in a thread. The job gets what shows the output of ranks, and is to call the second
+# argument, in its event loop, before the first process starts.
+InThread = Callable[[Callable[["Console", Callable[[Stoppable], None]], None]], None]
+
+
+@dataclass(frozen=True)
+class AskedFunction:
+    """A call of `horovod.run`, checked.
+
+    call: function, arguments and keyword arguments. names: the host of every rank that there may be; of none if
+    `supply` finds the hosts. processes: how many there are at first. python: the interpreter of the ranks; None: the
+    one that runs now. replacement: of processes that fail; None: the job has a fixed size, and ends with the first.
+    """
+
+    call: tuple[Any, tuple[Any, ...], dict[str, Any]]
+    names: Sequence[str]
+    processes: int
+    environ: Mapping[str, str]
+    python: str | None = None
+    verbose: bool = False
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    replacement: Replacement | None = None
+    supply: Supply | None = None
 
 
 def say(sentence: str, args: argparse.Namespace | None = None) -> None:

@@ -1,38 +1,36 @@
 """`horovod.run`: a Python function on several processes, its results by rank.
 
-On this host no port is opened for them: the function goes to the processes and the results come back through files
-without a name (task.py). Ranks on other hosts are the business of hosts/function.py.
+What is given is checked here; a launcher of launchers.py runs the job, in a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
-from horovod.launch import task
+from horovod.launch.asked import AskedFunction, Stoppable
 from horovod.launch.command_line.flags import interface_variable
 from horovod.launch.console.streams import PythonStreams
 from horovod.launch.elastic import times
 from horovod.launch.elastic.request import ElasticRequest
-from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts, remote
-from horovod.worker.agent.guardian import Guardian
+from horovod.launch.launchers import launcher_of_function
+from horovod.rendezvous.hosts import HostSlots, fill, parse_hostfile, parse_hosts
 from horovod.worker.agent.output import Console
 
 _ELASTIC_NAMES = {name: name for name in ("num_proc", *(field.name for field in fields(ElasticRequest)))}
 
 if TYPE_CHECKING:
     from horovod.launch.elastic.discovery import HostDiscovery
-    from horovod.protos.v1.jobs_pb2 import JobRecord
 
 
 def run(
@@ -130,63 +128,54 @@ def run(
         environ |= interface_variable(interfaces, "network_interfaces")
     resolve(environ)
     directory = Path(output_filename) if output_filename else None
-    call = (func, tuple(args), dict(kwargs or {}))
-    if replacement is not None or remote(names):
-        from horovod.launch.hosts.function import Elastic, FunctionOnHosts
-        from horovod.launch.ssh import Ssh
-
-        supply = request.supply()
-        if supply is not None:
-            setting = ROWS["elastic_timeout_seconds"]
-            environ.setdefault(setting.env, str(times.ELASTIC_TIMEOUT_SECS))
-        elastic = Elastic(num_proc, replacement, supply) if replacement is not None else None
-        there = FunctionOnHosts(call, () if supply is not None else names, executable, elastic)
-        ssh = Ssh(ssh_port, ssh_identity_file)
-
-        def on_hosts(console: Console, on_start: Callable[[Any], None]) -> None:
-            there.run(environ, ssh, console, on_start, console.note if verbose else None)
-
-        size = replacement.greatest(len(names)) if replacement is not None else len(names)
-        _run_in_thread(on_hosts, size, directory, bool(verbose))
-        return there.results()
-
-    # Guardian first: the job makes threads and gRPC channels.
-    with Guardian() as guardian, task.Exchange(len(names), *call) as exchange:
-        from horovod.launch.console.report import Progress
-        from horovod.launch.local.job import LocalJob, run_job, share_of_cores
-
-        environ.update(share_of_cores(environ, len(names)))
-        descriptors = [exchange.descriptors(rank) for rank in range(len(names))]
-        job = LocalJob(exchange.command(executable or sys.executable), names, environ, descriptors)
-        records: list[JobRecord] = []
-
-        def here(console: Console, on_start: Callable[[Any], None]) -> None:
-            progress = Progress(console, job.host_names, verbose=bool(verbose))
-            records.append(run_job(job, console, guardian, on_start, progress))
-
-        _run_in_thread(here, len(names), directory, bool(verbose))
-        return _results(exchange, records[0], job.host_names)
-
-
-class _Stoppable(Protocol):
-    """What Ctrl-C acts on: the job, here or on other hosts."""
-
-    def stop(self, signum: int) -> None: ...
+    supply = request.supply()
+    if supply is not None:
+        setting = ROWS["elastic_timeout_seconds"]
+        environ.setdefault(setting.env, str(times.ELASTIC_TIMEOUT_SECS))
+    asked = AskedFunction(
+        (func, tuple(args), dict(kwargs or {})),
+        () if supply is not None else names,
+        num_proc,
+        environ,
+        executable,
+        bool(verbose),
+        ssh_port,
+        ssh_identity_file,
+        replacement,
+        supply,
+    )
+    size = replacement.greatest(len(names)) if replacement is not None else len(names)
+    refused: list[OSError] = []
+    in_thread = functools.partial(
+        _run_in_thread, size=size, directory=directory, verbose=bool(verbose), refused=refused.append
+    )
+    try:
+        return launcher_of_function(asked).run_function(asked, in_thread)
+    finally:
+        for error in refused[:1]:
+            warnings.warn(
+                f"horovod.run: what ranks print could not be written ({error.strerror}).", RuntimeWarning, stacklevel=2
+            )
 
 
 def _run_in_thread(
-    work: Callable[[Console, Callable[[_Stoppable], None]], None], size: int, directory: Path | None, verbose: bool
+    work: Callable[[Console, Callable[[Stoppable], None]], None],
+    size: int,
+    directory: Path | None,
+    verbose: bool,
+    refused: Callable[[OSError], None],
 ) -> None:
-    """Runs a job in a thread of its own: the caller's may have an event loop already, as in a notebook."""
-    running: list[tuple[_Stoppable, asyncio.AbstractEventLoop]] = []
+    """Runs a job in a thread of its own: the caller's may have an event loop already, as in a notebook. refused: called
+    if the output of ranks can't be written.
+    """
+    running: list[tuple[Stoppable, asyncio.AbstractEventLoop]] = []
     errors: list[BaseException] = []
     interrupted = threading.Event()
     streams = PythonStreams(served=True)
-    refused: list[OSError] = []
-    streams.writer.failed = lambda descriptor, error: refused.append(error)
+    streams.writer.failed = lambda descriptor, error: refused(error)
     console = Console(streams.writer, descriptors=streams.descriptors, directory=directory, size=size)
 
-    def on_start(job: _Stoppable) -> None:
+    def on_start(job: Stoppable) -> None:
         running.append((job, asyncio.get_running_loop()))
         if interrupted.is_set():
             job.stop(signal.SIGINT)
@@ -210,36 +199,10 @@ def _run_in_thread(
             interrupted.set()
             for job, loop in running[-1:]:
                 loop.call_soon_threadsafe(job.stop, signal.SIGINT)
-    for error in refused[:1]:
-        warnings.warn(
-            f"horovod.run: what ranks print could not be written ({error.strerror}).", RuntimeWarning, stacklevel=3
-        )
     if interrupted.is_set():
         raise KeyboardInterrupt
     if errors:
         raise errors[0]
-
-
-def _results(exchange: task.Exchange, record: JobRecord, hosts: Sequence[str]) -> list[Any]:
-    from horovod.coordinator.core.cluster.job_record import RankExit
-    from horovod.coordinator.core.ending import explain, first_failure
-
-    left: dict[int, task.Result] = {}
-    for rank in range(len(hosts)):
-        if (result := exchange.result(rank)) is not None:
-            left[rank] = result
-    exits = [RankExit.of(outcome) for outcome in record.outcomes]
-    first = first_failure(exits)
-    if first is not None:
-        # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
-        raised = [rank for rank, result in left.items() if result.error is not None]
-        if first.rank not in raised:
-            raise RuntimeError(coded(LaunchCode.RANK_FAILED, explain(exits, hosts) or ""))
-        rank = min(raised, key=lambda rank: left[rank].at_s)
-        raise RuntimeError(task.raised(rank, hosts[rank], left[rank]))
-    if silent := [rank for rank in range(len(hosts)) if rank not in left]:
-        raise RuntimeError(task.no_result(silent[0], hosts[silent[0]]))
-    return [task.value_of(rank, left[rank]) for rank in range(len(hosts))]
 
 
 def _refused(code: ErrorCode, sentence: str) -> ValueError:

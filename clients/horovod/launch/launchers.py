@@ -1,11 +1,11 @@
-"""Which launcher runs a job of `horovodrun`. A new one is a folder beside this file, or a module, and its line here."""
+"""Which launcher runs a job. A new one is a folder beside this file, or a module, and its line here."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
-from horovod.launch.asked import Asked
+from horovod.launch.asked import Asked, AskedFunction, InThread
 
 # The first that takes a job runs it. Each is imported when it is asked, so that one which is not asked costs nothing.
 LAUNCHERS = [
@@ -24,7 +24,21 @@ class Launcher(Protocol):
     def launch(self, asked: Asked) -> int: ...  # the exit code
 
 
+class FunctionLauncher(Protocol):
+    """What a module of LAUNCHERS has as well if `horovod.run` may use it."""
+
+    def takes_function(self, asked: AskedFunction) -> bool: ...
+    def run_function(self, asked: AskedFunction, in_thread: InThread) -> list[Any]: ...  # the results by rank
+
+
 def launcher_of(asked: Asked) -> Launcher:
-    """The launcher of this job."""
+    """The launcher of this job of `horovodrun`."""
     found = (cast(Launcher, importlib.import_module(name)) for name in LAUNCHERS)
     return next(one for one in found if one.takes(asked))
+
+
+def launcher_of_function(asked: AskedFunction) -> FunctionLauncher:
+    """The launcher of this call of `horovod.run`."""
+    modules = map(importlib.import_module, LAUNCHERS)
+    found = (cast(FunctionLauncher, one) for one in modules if hasattr(one, "takes_function"))
+    return next(one for one in found if one.takes_function(asked))

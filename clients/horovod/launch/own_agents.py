@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from horovod.base.version import PROTOCOL_VERSION, __version__
+from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.worker.agent.orders import Order, order_of

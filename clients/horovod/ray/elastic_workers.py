@@ -19,7 +19,6 @@ from typing import Any
 from ray.exceptions import RayActorError, RayTaskError
 
 from horovod.base.errors import LaunchCode, coded
-from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.tasks import end_tasks
 from horovod.base.words import plural
 from horovod.coordinator.in_process import InProcessScheduler

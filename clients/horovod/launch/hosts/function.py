@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from horovod.base.errors import LaunchCode, code_of, coded
 from horovod.base.settings import resolve
 from horovod.coordinator.services.exchange import Exchange
 from horovod.launch import task
+from horovod.launch.asked import AskedFunction, InThread, Stoppable
 from horovod.launch.cluster.client import exported
 from horovod.launch.cluster.submission import user_name
-from horovod.launch.elastic.request import Replacement, Supply, elastic_variables, write_policy
+from horovod.launch.elastic.request import elastic_variables, write_policy
 from horovod.launch.hosts.agents import RemoteShell, shown_name, working_directory
 from horovod.launch.hosts.launch import run_on_hosts
 from horovod.protos.v1 import jobs_pb2
@@ -28,85 +28,62 @@ from horovod.worker.agent.output import Console
 _FIND_PYTHON = 'command -v "$0" > /dev/null 2>&1 && exec "$0" "$@"; exec python3 "$@"'
 
 
-@dataclass(frozen=True)
-class Elastic:
-    """How a job goes on whose size changes. processes: how many it begins with. supply: what finds its hosts."""
-
-    processes: int
-    replacement: Replacement
-    supply: Supply | None = None
-
-
 class FunctionOnHosts:
-    """One call. `run` waits for its end, in a thread that may have an event loop; `results` says what came of it."""
+    """One call. `run` it once."""
 
-    def __init__(
-        self,
-        call: tuple[Any, tuple[Any, ...], dict[str, Any]],
-        names: Sequence[str],
-        python: str | None,
-        elastic: Elastic | None = None,
-    ) -> None:
-        """names: the host of every rank that there may be; of none where hosts are found. python: the interpreter
-        there; None: the one that runs now. elastic: None for a job of a fixed size that ends with its first failure.
-        """
-        self._elastic = elastic
-        self._exchange = Exchange(task.packed(*call), replaced=elastic is not None)
-        self._hosts = [HostSlots(name, list(names).count(name)) for name in dict.fromkeys(names)]
-        self._names = [shown_name(name) for name in names]
-        self._python = python
+    def __init__(self, asked: AskedFunction, shell: RemoteShell) -> None:
+        self._asked = asked
+        self._shell = shell
+        self._exchange = Exchange(task.packed(*asked.call), replaced=asked.replacement is not None)
+        self._hosts = [HostSlots(name, list(asked.names).count(name)) for name in dict.fromkeys(asked.names)]
+        self._names = [shown_name(name) for name in asked.names]
         self._record = jobs_pb2.JobRecord()
 
-    def run(
-        self,
-        environ: Mapping[str, str],
-        shell: RemoteShell,
-        console: Console,
-        on_start: Callable[[Any], None],
-        note: Callable[[str], None] | None,
-    ) -> None:
-        """RuntimeError with a line for each host that could not be used."""
+    def run(self, in_thread: InThread) -> list[Any]:
+        """The results by rank. RuntimeError with a line for each host that could not be used, or with the failure that
+        came first.
+        """
+        in_thread(self._run)
+        return self._results()
+
+    def _run(self, console: Console, on_start: Callable[[Stoppable], None]) -> None:
+        asked = self._asked
         if remote(self._names):
-            shell.check()
+            self._shell.check()
         rank = ["-c", task.PROGRAM, task.BY_COORDINATOR]
-        command = [self._python, *rank] if self._python else ["sh", "-c", _FIND_PYTHON, sys.executable, *rank]
+        command = [asked.python, *rank] if asked.python else ["sh", "-c", _FIND_PYTHON, sys.executable, *rank]
         spec = jobs_pb2.JobSpec(
             name="horovod.run",
             command=command,
-            environment=exported(environ),
+            environment=exported(asked.environ),
             directory=working_directory(),
-            processes=self._elastic.processes if self._elastic else len(self._names),
+            processes=asked.processes if asked.replacement is not None else len(self._names),
             user=user_name(),
             attended=True,
         )
-        supply = None
-        if self._elastic is not None:
-            write_policy(spec, self._elastic.replacement, environ)
-            spec.environment.update(elastic_variables(self._elastic.replacement))
-            supply = self._elastic.supply
+        if asked.replacement is not None:
+            write_policy(spec, asked.replacement, asked.environ)
+            spec.environment.update(elastic_variables(asked.replacement))
         for host in self._hosts:
             spec.hosts.add(name=shown_name(host.name), slots=host.slots)
-        settings, python = resolve(environ), self._python or sys.executable
         self._record = run_on_hosts(
             spec,
             self._hosts,
-            settings,
-            environ,
-            shell,
-            python,
+            resolve(asked.environ),
+            asked.environ,
+            self._shell,
+            asked.python or sys.executable,
             console,
             on_start,
-            note=note,
+            note=console.note if asked.verbose else None,
             exchange=self._exchange,
-            supply=supply,
+            supply=asked.supply,
         )
 
-    def results(self) -> list[Any]:
-        """The results by rank, of an elastic job those of the last world; RuntimeError with the failure that came
-        first.
-        """
+    def _results(self) -> list[Any]:
+        """Of an elastic job those of the last world."""
         arrived = {rank: task.Result(*pickle.loads(content)) for rank, content in self._exchange.results.items()}  # noqa: S301
-        if self._elastic is not None:
+        if self._asked.replacement is not None:
             return self._of_last_world(arrived)
         if self._record.state != jobs_pb2.JOB_STATE_SUCCEEDED:
             # The clocks of hosts differ, so the first of the exceptions is the one that arrived first.

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import LaunchCode, code_of, coded
 from horovod.base.settings import resolve
-from horovod.launch.asked import FAILED, Asked, RefusedError, in_words, say
+from horovod.launch.asked import FAILED, Asked, AskedFunction, InThread, RefusedError, Stoppable, in_words, say
 from horovod.launch.console import standard_input
 from horovod.launch.console.control import Control, without_loop
 from horovod.launch.console.streams import PythonStreams
 from horovod.worker.agent.gate import NOT_EXECUTABLE, NOT_FOUND
 from horovod.worker.agent.guardian import Guardian
 from horovod.worker.agent.output import Console
+
+if TYPE_CHECKING:
+    from horovod.launch.task import Exchange
+    from horovod.protos.v1.jobs_pb2 import JobRecord
 
 
 def takes(asked: Asked) -> bool:
@@ -91,3 +97,55 @@ def _check_command(program: str, environ: Mapping[str, str]) -> None:
         reason = "is a folder" if path.is_dir() else "is not executable (chmod +x, or put python before it)"
         code = NOT_EXECUTABLE
     raise RefusedError(coded(LaunchCode.COMMAND_UNUSABLE, f"The command {program!r} {reason}."), code)
+
+
+def takes_function(asked: AskedFunction) -> bool:
+    """As `takes`."""
+    return True
+
+
+def run_function(asked: AskedFunction, in_thread: InThread) -> list[Any]:
+    """Runs the job; the results by rank. Function and results travel in files without a name (task.py): no port is
+    opened for them.
+    """
+    from horovod.launch.task import Exchange
+
+    # Guardian first: the job makes threads and gRPC channels.
+    with Guardian() as guardian, Exchange(len(asked.names), *asked.call) as exchange:
+        from horovod.launch.console.report import Progress
+        from horovod.launch.local.job import LocalJob, run_job, share_of_cores
+
+        environ = {**asked.environ, **share_of_cores(asked.environ, len(asked.names))}
+        descriptors = [exchange.descriptors(rank) for rank in range(len(asked.names))]
+        job = LocalJob(exchange.command(asked.python or sys.executable), asked.names, environ, descriptors)
+        records: list[JobRecord] = []
+
+        def run(console: Console, on_start: Callable[[Stoppable], None]) -> None:
+            progress = Progress(console, job.host_names, verbose=asked.verbose)
+            records.append(run_job(job, console, guardian, on_start, progress))
+
+        in_thread(run)
+        return _results(exchange, records[0], job.host_names)
+
+
+def _results(exchange: Exchange, record: JobRecord, hosts: Sequence[str]) -> list[Any]:
+    from horovod.coordinator.core.cluster.job_record import RankExit
+    from horovod.coordinator.core.ending import explain, first_failure
+    from horovod.launch import task
+
+    left: dict[int, task.Result] = {}
+    for rank in range(len(hosts)):
+        if (result := exchange.result(rank)) is not None:
+            left[rank] = result
+    exits = [RankExit.of(outcome) for outcome in record.outcomes]
+    first = first_failure(exits)
+    if first is not None:
+        # A process takes a while to end after its exception, and a peer that noticed may be faster: the clock decides.
+        raised = [rank for rank, result in left.items() if result.error is not None]
+        if first.rank not in raised:
+            raise RuntimeError(coded(LaunchCode.RANK_FAILED, explain(exits, hosts) or ""))
+        rank = min(raised, key=lambda rank: left[rank].at_s)
+        raise RuntimeError(task.raised(rank, hosts[rank], left[rank]))
+    if silent := [rank for rank in range(len(hosts)) if rank not in left]:
+        raise RuntimeError(task.no_result(silent[0], hosts[silent[0]]))
+    return [task.value_of(rank, left[rank]) for rank in range(len(hosts))]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from horovod.base.errors import LaunchCode, coded
-from horovod.launch.asked import Asked
+from horovod.launch.asked import Asked, AskedFunction, InThread
 from horovod.rendezvous.hosts import remote
 
 CONNECT_TIMEOUT_S = 10
@@ -28,6 +29,18 @@ def launch(asked: Asked) -> int:
     args, hosts = asked.args, asked.hosts_for_agents()
     shell = Ssh(args.ssh_port, args.ssh_identity_file, args.ssh_host_keys)
     return launch_on_hosts(args, asked.environ, hosts, shell)
+
+
+def takes_function(asked: AskedFunction) -> bool:
+    """Whether the job is elastic, or not all of its ranks are on this machine."""
+    return asked.replacement is not None or bool(remote(asked.names))
+
+
+def run_function(asked: AskedFunction, in_thread: InThread) -> list[Any]:
+    """Runs the job; the results by rank."""
+    from horovod.launch.hosts.function import FunctionOnHosts
+
+    return FunctionOnHosts(asked, Ssh(asked.ssh_port, asked.ssh_identity_file)).run(in_thread)
 
 
 @dataclass(frozen=True)
