@@ -10,7 +10,7 @@ and the data plane (docs/spark.md).
     run, run_elastic (runner.py)     what users call: checks what is given
       job.py                         one call, in the driver: the coordinator, the Spark job, the end
         attending.py                 the streams of the tasks, each from its beginning to its end
-        fixed.py, elastic.py         which process becomes which rank, and what a process that failed means
+        policies.py                  which process becomes which rank, and what a process that failed means
         failures.py                  whose failure it is, in words
       task/attend.py                 one task: starts its process, passes on what that prints, reports its end
 """

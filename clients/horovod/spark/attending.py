@@ -1,7 +1,7 @@
 """The driver's end of its tasks: each has one stream, from its beginning to its end (task/messages.py).
 
-What happens here is thin: tasks are remembered, their output goes to the console, and whoever decides (fixed.py,
-elastic.py) is called in the coordinator's event loop. A stream that breaks before its task has reported the end of its
+What happens here is thin: tasks are remembered, their output goes to the console, and a policy (policies.py) decides,
+called in the coordinator's event loop. A stream that breaks before its task has reported the end of its
 process is a task that is lost: its executor was killed, or its host.
 
 Spark may run a task twice at a time (speculation), or again while the stream of a lost one still looks alive. The

@@ -31,8 +31,7 @@ from horovod.launch.job_environment import job_environment
 from horovod.launch.own_coordinator import HostNames, OwnCoordinator
 from horovod.runner.common.util.timeout import TimeoutException
 from horovod.spark.attending import LOST, Attempt, Tasks
-from horovod.spark.cluster import Cluster
-from horovod.spark.elastic import Elastic, Failed, rules_of
+from horovod.spark.cluster import BEGINNING, Cluster, still_waiting
 from horovod.spark.failures import (
     Failure,
     cause_of,
@@ -47,8 +46,7 @@ from horovod.spark.failures import (
     sentence_of,
     short,
 )
-from horovod.spark.fixed import FixedSize
-from horovod.spark.slots import BEGINNING, still_waiting
+from horovod.spark.policies import Elastic, Failed, FixedSize, rules_of
 from horovod.spark.task.attend import Order
 from horovod.spark.task.messages import Ordered, Start
 from horovod.worker.agent.orders import END, FINISH, signalled

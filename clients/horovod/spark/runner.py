@@ -13,9 +13,8 @@ from horovod.base.settings import MAX_SIZE, ROWS, resolve
 from horovod.launch.elastic import times
 from horovod.launch.task import packed
 from horovod.runner.common.util.timeout import TimeoutException
-from horovod.spark.cluster import SparkCluster, why_unusable
+from horovod.spark.cluster import SparkCluster, never_enough, why_unusable
 from horovod.spark.job import ElasticSizes, Request, run_request
-from horovod.spark.slots import never_enough
 
 __all__ = ["run", "run_elastic"]
 

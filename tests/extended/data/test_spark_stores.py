@@ -20,9 +20,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from horovod.base.errors import DataCode, TrainingCode
 from horovod.data import ParquetReader
-from horovod.spark.common import partition_files
+from horovod.spark.common import data_files
 from horovod.spark.common.store import DBFSLocalStore, FilesystemStore, HDFSStore, LocalStore, Store
-from horovod.spark.common.store.writing import write_file
+from horovod.spark.common.store.files import write_file
 
 
 @pytest.mark.parametrize(
@@ -324,8 +324,8 @@ def test_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tasks_hold_one_file_and_one_row_group(
     monkeypatch: pytest.MonkeyPatch, timestamps: str, kind: pa.DataType
 ) -> None:
-    monkeypatch.setattr(partition_files, "ROW_GROUP_BYTES", 800)
-    monkeypatch.setattr(partition_files, "FILE_BYTES", 2000)
+    monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", 800)
+    monkeypatch.setattr(data_files, "FILE_BYTES", 2000)
     times = pa.array(range(50), pa.timestamp("us", "Asia/Tokyo"))
     batches = [
         pa.RecordBatch.from_arrays([pa.array(range(start, start + 50)), times], names=["x", "time"])
@@ -336,7 +336,7 @@ def test_tasks_hold_one_file_and_one_row_group(
             [pa.array(range(500, 720)), pa.concat_arrays([times] * 4 + [times[:20]])], names=["x", "time"]
         )
     )
-    files = list(partition_files.encoded(iter(batches), timestamps))
+    files = list(data_files.encoded(iter(batches), timestamps))
     read = [pq.ParquetFile(pa.BufferReader(content)) for content, _ in files]
     assert len(files) > 2
     assert [file.metadata.num_rows for file in read] == [rows for _, rows in files]
@@ -344,4 +344,4 @@ def test_tasks_hold_one_file_and_one_row_group(
     table = pa.concat_tables(file.read() for file in read)
     assert table.column("x").to_pylist() == list(range(720))
     assert table.schema.field("time").type == kind
-    assert list(partition_files.encoded(iter([]), timestamps)) == []
+    assert list(data_files.encoded(iter([]), timestamps)) == []

@@ -20,8 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from horovod.spark.common.backend import LocalBackend
-from horovod.spark.common.batches import Epoch
-from horovod.spark.common.datamodule import NVTabularDataModule
+from horovod.spark.common.batches import Epoch, NVTabularDataModule
 from horovod.spark.common.serialization import decode, encode
 from horovod.spark.common.store import FilesystemStore, Store
 from horovod.spark.common.training import same_devices

@@ -20,10 +20,9 @@ from horovod.base.settings import Settings
 from horovod.launch.own_coordinator import HostNames, OwnCoordinator
 from horovod.runner.common.util.host_hash import host_hash
 from horovod.spark.attending import Attempt
-from horovod.spark.cluster import SparkCluster, why_unusable
+from horovod.spark.cluster import SparkCluster, never_enough, slots_of, still_waiting, why_unusable
 from horovod.spark.common.data_files import is_without_file_system, refused_by_file_system, task_failed
 from horovod.spark.conf import SPARK_CONF_DEFAULT_VALUES
-from horovod.spark.elastic import Elastic, Failed, rules_of
 from horovod.spark.failures import (
     Failure,
     cause_of,
@@ -35,8 +34,7 @@ from horovod.spark.failures import (
     said,
     sentence_of,
 )
-from horovod.spark.fixed import FixedSize
-from horovod.spark.slots import never_enough, slots_of, still_waiting
+from horovod.spark.policies import Elastic, Failed, FixedSize, rules_of
 from horovod.spark.task import messages
 from horovod.spark.task.attend import Order, Output, environment, unreachable
 from horovod.worker.agent.orders import signalled
@@ -370,8 +368,7 @@ def test_modules_that_programs_for_earlier_releases_import() -> None:
     import horovod.spark.tensorflow.compute_worker
     from horovod.spark.lightning import TorchEstimator
     from horovod.spark.lightning.estimator import MIN_PL_VERSION
-    from horovod.spark.lightning.legacy import lightning_module
-    from horovod.spark.lightning.module import import_lightning
+    from horovod.spark.lightning.legacy import import_lightning, lightning_module
 
     pl = import_lightning()
     assert Version(MIN_PL_VERSION) <= Version(pl.__version__)

@@ -17,7 +17,7 @@ import numpy as np
 
 from horovod.base.errors import DataCode, coded
 from horovod.data.parquet.reader import ParquetReader
-from horovod.spark.common import constants
+from horovod.spark.common.columns import CUSTOM_SPARSE
 from horovod.spark.common.params import refused
 from horovod.spark.common.transformation import Batch, Look, Transformation
 
@@ -201,8 +201,24 @@ def share_of_validation(source: Source, rank: int, size: int) -> tuple[int, int]
 
 def sparse_sizes(metadata: dict[str, dict[str, Any]], columns: Sequence[str]) -> dict[str, int]:
     """The sizes of those columns that are stored as sparse ones."""
-    return {
-        name: metadata[name]["shape"]
-        for name in columns
-        if metadata[name]["intermediate_format"] == constants.CUSTOM_SPARSE
-    }
+    return {name: metadata[name]["shape"] for name in columns if metadata[name]["intermediate_format"] == CUSTOM_SPARSE}
+
+
+class DataModule:
+    """Subclasses may return batches of their own."""
+
+    def batches(self, source: Source, rank: int, size: int) -> Batches:
+        """What rank `rank` of `size` trains or validates with."""
+        return Batches(source, rank, size)
+
+
+class PetastormDataModule(DataModule):
+    """The default. The name is that of an earlier reader: horovod.data.parquet reads."""
+
+
+class NVTabularDataModule(DataModule):
+    """The name of a reader that needs NVTabular, which has no release for the Pythons and CUDA of today."""
+
+    def __init__(self) -> None:
+        sentence = "NVTabular is not supported: leave data_module out, the default reads the same files."
+        raise NotImplementedError(coded(DataCode.MISSING_DATA_PACKAGE, sentence))

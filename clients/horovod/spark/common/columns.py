@@ -1,6 +1,8 @@
-"""How the columns of a DataFrame look: types and sizes, counted by Spark in one pass, and what is stored for them.
+"""The columns of a data set: their types and sizes, and whether these fit the shapes of a model.
 
-on disk ("intermediate format")
+Spark counts the types and sizes of a DataFrame's columns in one pass. The metadata of a column also say how its values
+are stored on disk ("intermediate format"):
+
 nochange               numbers and lists as they are, and dense vectors in metadata read from Parquet
 array                  a vector as a list of all its values
 custom_sparse_format   a vector as [n, n indices, n values, zeros], 1 + 2 * max_size numbers for all rows
@@ -10,9 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
 from pyspark.ml.functions import vector_to_array
 from pyspark.ml.linalg import DenseVector, SparseVector, VectorUDT
 from pyspark.sql import Column, DataFrame
@@ -21,21 +26,28 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
     DoubleType,
     FloatType,
     FractionalType,
+    IntegerType,
     IntegralType,
+    LongType,
     NumericType,
+    ShortType,
     StringType,
     TimestampType,
 )
 
 from horovod.base.errors import DataCode
-from horovod.spark.common import constants
 from horovod.spark.common.params import refused
+
+NOCHANGE: Final = "nochange"
+ARRAY: Final = "array"
+CUSTOM_SPARSE: Final = "custom_sparse_format"
 
 Metadata = dict[str, dict[str, Any]]
 
@@ -192,10 +204,10 @@ def metadata_of(df: DataFrame, facts: Facts | None = None) -> Metadata:
         found = types[field.name] - {type(None)}
         is_sparse = found == {SparseVector}
         spark_type: type = type(field.dataType)
-        stored = constants.NOCHANGE
+        stored = NOCHANGE
         if isinstance(field.dataType, VectorUDT):
             spark_type = SparseVector if is_sparse else DenseVector
-            stored = constants.CUSTOM_SPARSE if is_sparse else constants.ARRAY
+            stored = CUSTOM_SPARSE if is_sparse else ARRAY
         metadata[field.name] = {
             "spark_data_type": spark_type,
             "is_sparse_vector_only": is_sparse,
@@ -225,7 +237,7 @@ def stored(df: DataFrame, metadata: Metadata) -> DataFrame:
     for field in df.schema.fields:
         column = F.col(quoted(field.name))
         if isinstance(field.dataType, VectorUDT):
-            if metadata[field.name]["intermediate_format"] == constants.CUSTOM_SPARSE:
+            if metadata[field.name]["intermediate_format"] == CUSTOM_SPARSE:
                 column = _compressed(column, metadata[field.name]["max_size"])
             else:
                 column = vector_to_array(column)
@@ -262,3 +274,144 @@ def _without_decimals(kind: DataType) -> DataType:
 def quoted(name: str) -> str:
     """The name of a column as Spark parses it: dots in it are part of the name."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def check_columns(there: Sequence[str], wanted: Sequence[str]) -> None:
+    """ValueError if one of `wanted` is not `there`."""
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise refused(
+            f"there is no column {', '.join(map(repr, missing))}; there are {list(there)}.", DataCode.MISSING_COLUMN
+        )
+
+
+# -- by Parquet files alone, for data that no fit has prepared ---------------------------------------------------------
+
+_BATCH_ROWS: Final = 65536
+
+
+def read_metadata(store: Any, path: str, columns: list[str]) -> Metadata:
+    """Lists count as vectors; their lengths are read, and must be one in each column."""
+    if not store.is_parquet_dataset(path):
+        raise refused(
+            f"there is no Parquet data set at {path}: write it there, or call fit(df).", DataCode.UNREADABLE_DATA
+        )
+    dataset = store.get_parquet_dataset(path)
+    check_columns(dataset.schema.names, columns)
+    metadata: Metadata = {}
+    for name in columns:
+        kind = dataset.schema.field(name).type
+        is_vector = _is_list(kind) or pt.is_struct(kind)
+        metadata[name] = {
+            "spark_data_type": DenseVector if is_vector else _spark_type(kind),
+            "is_sparse_vector_only": False,
+            "shape": _size(dataset, name, kind),
+            "intermediate_format": NOCHANGE,
+            "max_size": None,
+        }
+    return metadata
+
+
+def _size(dataset: Any, name: str, kind: pa.DataType) -> int | None:
+    """How many numbers a value has; None for vectors and lists of lists, which only the reader opens."""
+    if _is_list(kind):
+        return None if _is_list(kind.value_type) else _length(dataset, name)
+    return None if pt.is_struct(kind) else 1
+
+
+def _length(dataset: Any, name: str) -> int:
+    lengths: set[int] = set()
+    for fragment in dataset.fragments:
+        for batch in fragment.to_batches(columns=[name], batch_size=_BATCH_ROWS):
+            extremes = pc.min_max(pc.list_value_length(batch.column(name))).as_py()
+            lengths |= {length for length in extremes.values() if length is not None}
+    if len(lengths) > 1:
+        raise different_lengths(name, min(lengths), max(lengths))
+    return lengths.pop() if lengths else 0
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind))
+
+
+def _spark_type(kind: pa.DataType) -> type:
+    known: list[tuple[Any, type]] = [
+        (pt.is_boolean, BooleanType),
+        (pt.is_int8, ByteType),
+        (pt.is_int16, ShortType),
+        (pt.is_int32, IntegerType),
+        (pt.is_integer, LongType),
+        (pt.is_float32, FloatType),
+        (pt.is_floating, DoubleType),
+        (pt.is_decimal, DecimalType),
+        (pt.is_binary, BinaryType),
+        (pt.is_date, DateType),
+        (pt.is_timestamp, TimestampType),
+    ]
+    return next((spark_type for holds, spark_type in known if holds(kind)), StringType)
+
+
+# -- and the shapes that a model takes and gives -----------------------------------------------------------------------
+
+Shape = Sequence[int | None]
+
+
+def check_shape_compatibility(
+    metadata: Mapping[str, Mapping[str, Any]],
+    feature_columns: Sequence[str],
+    label_columns: Sequence[str],
+    input_shapes: Sequence[Shape] | None = None,
+    output_shapes: Sequence[Shape] | None = None,
+    label_shapes: Sequence[Shape] | None = None,
+) -> None:
+    """ValueError unless each column has as many numbers as its shape; the dimension of the batch counts as one.
+
+    label_shapes, where given, say what labels look like, and not the shapes of the model's outputs.
+    """
+    _check(metadata, feature_columns, input_shapes, "feature", "input")
+    _check(metadata, label_columns, label_shapes or output_shapes, "label", "label" if label_shapes else "output")
+
+
+def _check(
+    metadata: Mapping[str, Mapping[str, Any]],
+    columns: Sequence[str],
+    shapes: Sequence[Shape] | None,
+    what: str,
+    of: str,
+) -> None:
+    if shapes is None:
+        return
+    if len(shapes) != len(columns):
+        raise refused(
+            f"there are {len(columns)} {what} columns {list(columns)} for {len(shapes)} {of} shapes {list(shapes)}.",
+            DataCode.DIFFERENT_SHAPES,
+        )
+    for column, shape in zip(columns, shapes, strict=True):
+        size = metadata[column]["shape"]
+        if size is not None and numbers_in(shape) != size:
+            hint = " Where a label looks unlike an output, pass label_shapes." if of == "output" else ""
+            raise refused(
+                f"the {what} column {column!r} has {size} numbers in each row, and the {of} shape {tuple(shape)} "
+                f"has {numbers_in(shape)}.{hint}",
+                DataCode.DIFFERENT_SHAPES,
+            )
+
+
+def numbers_in(shape: Shape) -> int:
+    """How many numbers a row has; None and -1 are the batch.
+
+    >>> numbers_in([-1, 28, 28])
+    784
+    """
+    return math.prod(abs(dimension) for dimension in shape if dimension is not None)
+
+
+def of_row(shape: Shape) -> tuple[int, ...]:
+    """The dimensions of one row: those behind that of the batch, if it is named.
+
+    >>> of_row([-1, 28, 28]), of_row([1, 28, 28])
+    ((28, 28), (1, 28, 28))
+    """
+    first, *others = shape
+    dimensions = others if first is None or first < 0 else shape
+    return tuple(abs(dimension) for dimension in dimensions if dimension is not None)

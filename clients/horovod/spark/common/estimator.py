@@ -24,9 +24,8 @@ from pyspark.sql import DataFrame
 from horovod.base.errors import DataCode, OperationCode, TrainingCode
 from horovod.spark.common import util
 from horovod.spark.common.backend import Backend, SparkBackend
-from horovod.spark.common.batches import FiniteColumns, Source, sparse_sizes
+from horovod.spark.common.batches import FiniteColumns, NVTabularDataModule, PetastormDataModule, Source, sparse_sizes
 from horovod.spark.common.columns import Metadata, without_text
-from horovod.spark.common.datamodule import NVTabularDataModule, PetastormDataModule
 from horovod.spark.common.params import TRANSFORMATION, EstimatorParams, ModelParams, check_validation, refused
 from horovod.spark.common.preparation import check_rows
 from horovod.spark.common.serialization import Saved

@@ -19,8 +19,8 @@ import numpy as np
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.spark.common.batches import Batches, Source, share_of_validation
-from horovod.spark.common.shapes import Shape
-from horovod.spark.common.store.remote import RemoteStore
+from horovod.spark.common.columns import Shape
+from horovod.spark.common.store.base import RemoteStore
 from horovod.spark.common.transform import kind_of
 from horovod.spark.common.transformation import Batch
 

@@ -34,9 +34,8 @@ from pyspark.sql.types import (
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.spark.common.columns import as_arrays, different_lengths, missing
 from horovod.spark.common.params import refused
-from horovod.spark.common.preparation import check_columns
+from horovod.spark.common.preparation import check_columns, without_nulls
 from horovod.spark.common.transformation import TransformedPredictor
-from horovod.spark.common.unfit_rows import without_nulls
 
 _BATCH_ROWS: Final = 256
 _STRUCT: Final = "__horovod_output"

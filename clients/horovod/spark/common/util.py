@@ -10,12 +10,11 @@ from pyspark.sql import DataFrame
 
 from horovod.runner.common.util.host_hash import host_hash as host_hash
 from horovod.spark.common.cache import Properties, TrainingCache
-from horovod.spark.common.columns import Metadata, col_info, metadata_of
+from horovod.spark.common.columns import Metadata, col_info, metadata_of, read_metadata
+from horovod.spark.common.columns import check_shape_compatibility as check_shape_compatibility
 from horovod.spark.common.data_files import count_rows
 from horovod.spark.common.params import refused
-from horovod.spark.common.parquet_metadata import read_metadata
 from horovod.spark.common.preparation import Request, prepare
-from horovod.spark.common.shapes import check_shape_compatibility as check_shape_compatibility
 
 _training_cache = TrainingCache()
 _get_col_info = col_info

@@ -8,13 +8,14 @@ from typing import Any
 from pyspark import keyword_only
 from pyspark.ml.param import Param, Params
 
-from horovod.spark.common import shapes
-from horovod.spark.common.columns import Metadata
+from horovod.spark.common.columns import Metadata, check_shape_compatibility
 from horovod.spark.common.estimator import HorovodEstimator, HorovodModel
 from horovod.spark.common.params import accessors, refused
 from horovod.spark.common.serialization import decode, encode
 from horovod.spark.keras.datamodule import PetastormDataModule
-from horovod.spark.keras.files import (
+from horovod.spark.keras.remote import KerasTrainer, KerasTraining
+from horovod.spark.keras.tensors import KerasPredictor, predict_row, tensors_of, type_of
+from horovod.spark.keras.util import (
     SavedModel,
     SavedOptimizer,
     check_readable,
@@ -23,8 +24,6 @@ from horovod.spark.keras.files import (
     keras_of,
     run_of,
 )
-from horovod.spark.keras.remote import KerasTrainer, KerasTraining
-from horovod.spark.keras.tensors import KerasPredictor, predict_row, tensors_of, type_of
 
 # Hadoop's library makes a Java machine in each process that reads from HDFS.
 _BACKEND_ENV = {"LIBHDFS_OPTS": "-Xms2048m -Xmx2048m"}
@@ -153,7 +152,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
         )
         model = self.getOrDefault("model")
         inputs, outputs = _shapes(tensors_of(model, "input", features)), _shapes(tensors_of(model, "output", labels))
-        shapes.check_shape_compatibility(metadata, features, labels, inputs, outputs, label_shapes)
+        check_shape_compatibility(metadata, features, labels, inputs, outputs, label_shapes)
 
     def _load_model_from_checkpoint(self, run_id: str) -> Any:
         """The model of the last checkpoint of a run, with its optimizer and that one's state."""

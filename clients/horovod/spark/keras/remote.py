@@ -22,8 +22,8 @@ from horovod.data.prefetch import Prefetch
 from horovod.spark.common.batches import Batches
 from horovod.spark.common.training import Trainer, Training, gpu_of_rank
 from horovod.spark.common.transformation import Batch, columns_of
-from horovod.spark.keras.files import SavedModel, SavedOptimizer, from_bytes, import_keras, to_bytes, with_run
 from horovod.spark.keras.tensors import inputs_for, labels_for, predictions_of, weights_for
+from horovod.spark.keras.util import SavedModel, SavedOptimizer, from_bytes, import_keras, to_bytes, with_run
 
 
 @dataclass(kw_only=True)

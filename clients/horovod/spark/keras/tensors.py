@@ -16,9 +16,9 @@ import cloudpickle
 import numpy as np
 
 from horovod.base.errors import TrainingCode
+from horovod.spark.common.columns import Shape, of_row
 from horovod.spark.common.params import refused
-from horovod.spark.common.shapes import Shape, of_row
-from horovod.spark.keras.files import SavedModel, import_keras
+from horovod.spark.keras.util import SavedModel, import_keras
 
 
 def tensors_of(model: Any, which: str, columns: Sequence[str]) -> list[Any]:

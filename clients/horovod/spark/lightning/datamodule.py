@@ -1,5 +1,5 @@
 """The data modules by the names that programs import."""
 
-from horovod.spark.common.datamodule import DataModule, NVTabularDataModule, PetastormDataModule
+from horovod.spark.common.batches import DataModule, NVTabularDataModule, PetastormDataModule
 
 __all__ = ["DataModule", "NVTabularDataModule", "PetastormDataModule"]

@@ -14,11 +14,11 @@ from pyspark.ml.param import Param, Params
 from horovod.base.errors import TrainingCode
 from horovod.spark.common.columns import Metadata
 from horovod.spark.common.params import accessors, refused
-from horovod.spark.lightning.module import MIN_PL_VERSION as MIN_PL_VERSION
-from horovod.spark.lightning.module import import_lightning, package_of
+from horovod.spark.lightning.legacy import MIN_PL_VERSION as MIN_PL_VERSION
+from horovod.spark.lightning.legacy import import_lightning, package_of
 from horovod.spark.lightning.remote import RUN, LightningTrainer, LightningTraining
-from horovod.spark.torch.modules import ModuleEstimator
-from horovod.spark.torch.modules import TorchModel as TorchModel
+from horovod.spark.torch.estimator import ModuleEstimator
+from horovod.spark.torch.estimator import TorchModel as TorchModel
 
 _OPTIONAL = (
     "input_shapes",

@@ -24,10 +24,10 @@ from horovod.common import basics as hvd
 from horovod.data import AsyncDataLoaderMixin, BaseDataLoader
 from horovod.lightning import HorovodStrategy
 from horovod.spark.common.batches import Batches
+from horovod.spark.common.columns import Shape, of_row
 from horovod.spark.common.params import refused
-from horovod.spark.common.shapes import Shape, of_row
 from horovod.spark.common.transformation import Batch
-from horovod.spark.lightning.module import import_lightning, lightning_module
+from horovod.spark.lightning.legacy import import_lightning, lightning_module
 from horovod.spark.torch.ranks import ModuleTrainer, ModuleTraining, scale_rates, share_buffers
 from horovod.spark.torch.tensors import as_array, as_list, as_tensor, floating_type
 from horovod.torch.compression import Compression

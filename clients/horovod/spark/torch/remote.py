@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from horovod.spark.common.batches import Batches
-from horovod.spark.common.shapes import Shape
+from horovod.spark.common.columns import Shape
 from horovod.spark.common.training import Prediction
 from horovod.spark.common.transform import kind_of
 from horovod.spark.common.transformation import Batch, columns_of

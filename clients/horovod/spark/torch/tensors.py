@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from horovod.base.errors import DataCode, TrainingCode
+from horovod.spark.common.columns import Shape, of_row
 from horovod.spark.common.params import refused
-from horovod.spark.common.shapes import Shape, of_row
 
 
 def inputs_of(

@@ -2,23 +2,20 @@
 
 Store.create("s3://bucket/experiments")
 
-base.py         Store, the interface
-create.py       which class Store.create makes
-filesystem.py   FilesystemStore, on any file system of fsspec; LocalStore
+base.py         Store, the interface; RemoteStore, the part of it that the processes of a training get
+filesystem.py   FilesystemStore, on any file system of fsspec; LocalStore; DBFSLocalStore, Databricks
 hdfs.py         HDFSStore
-dbfs.py         DBFSLocalStore, Databricks
-remote.py       what the processes of a training get of a store
-failures.py     what a store raises that can't be used
-writing.py      files that are there as a whole, or not at all
+files.py        files that are there as a whole, or not at all; the errors of a store that can't be used
 publishing.py   data sets of several files that appear all together
 """
 
-from horovod.spark.common.store.base import Store, choose_by
-from horovod.spark.common.store.create import class_for
-from horovod.spark.common.store.dbfs import DBFSLocalStore
-from horovod.spark.common.store.filesystem import AbstractFilesystemStore, FilesystemStore, LocalStore
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from horovod.spark.common.store.base import RemoteStore, Store
+from horovod.spark.common.store.filesystem import AbstractFilesystemStore, DBFSLocalStore, FilesystemStore, LocalStore
 from horovod.spark.common.store.hdfs import HDFSStore
-from horovod.spark.common.store.remote import RemoteStore
 
 __all__ = [
     "AbstractFilesystemStore",
@@ -30,4 +27,13 @@ __all__ = [
     "Store",
 ]
 
-choose_by(class_for)
+
+def class_for(prefix_path: str) -> Callable[..., Store]:
+    """HDFSStore for hdfs://, DBFSLocalStore for paths of DBFS on Databricks, else FilesystemStore."""
+    for store in (HDFSStore, DBFSLocalStore):
+        if store.matches(prefix_path):
+            return store
+    return FilesystemStore
+
+
+Store._class_for = staticmethod(class_for)  # base.py can't know the classes, which import it

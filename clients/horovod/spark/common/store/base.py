@@ -9,9 +9,28 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from horovod.spark.common.store.remote import RemoteStore
+
+@dataclass
+class RemoteStore:
+    """The store of one training, seen from its processes. Pickled for them, so all of it can be."""
+
+    train_data_path: str
+    val_data_path: str
+    test_data_path: str
+    saving_runs: bool
+    runs_path: str
+    run_path: str
+    checkpoint_path: str | None
+    logs_path: str | None
+    checkpoint_filename: str
+    logs_subdir: str
+    get_local_output_dir: Callable[[], AbstractContextManager[str]]  # with get_local_output_dir() as folder: ...
+    sync: Callable[[str], None]  # sync(folder) brings what has changed in a local folder to run_path
+    storage_options: dict[str, Any]  # what ParquetReader needs to read the data paths, beside the paths
+
 
 Sync = Callable[[str], None]
 LocalOutputDir = Callable[[], AbstractContextManager[str]]
@@ -24,7 +43,7 @@ class Store(ABC):
     and `horovod.data.ParquetReader` read. A file that is written is there as a whole or not at all.
     """
 
-    _class_for: ClassVar[Callable[[str], Callable[..., Store]]]  # see choose_by
+    _class_for: ClassVar[Callable[[str], Callable[..., Store]]]  # of a path
 
     @staticmethod
     def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
@@ -118,7 +137,7 @@ class Store(ABC):
             model: any model of the Keras that has written it, Keras 3 or tf_keras.
             custom_objects: classes and functions that the model uses, by their names.
         """
-        from horovod.spark.keras.files import to_hdf5  # stores serve the other frameworks without it
+        from horovod.spark.keras.util import to_hdf5  # stores serve the other frameworks without it
 
         return base64.b64encode(pickle.dumps(to_hdf5(self.read(ckpt_path), model, custom_objects))).decode()
 
@@ -156,11 +175,6 @@ class Store(ABC):
     def get_storage_options(self) -> dict[str, Any]:
         """What fsspec is to be given besides the URLs of this store."""
         return {}
-
-
-def choose_by(class_for: Callable[[str], Callable[..., Store]]) -> None:
-    """Has Store.create ask this for the class of a path. This module can't know the classes, which import it."""
-    Store._class_for = staticmethod(class_for)
 
 
 def import_parquet() -> Any:

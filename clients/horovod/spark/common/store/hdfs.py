@@ -9,9 +9,8 @@ from typing import Any, BinaryIO
 
 from horovod.base.errors import DataCode, TrainingCode, coded
 from horovod.spark.common.store.base import Sync
-from horovod.spark.common.store.failures import asked
+from horovod.spark.common.store.files import FolderSync, asked, write_file
 from horovod.spark.common.store.filesystem import AbstractFilesystemStore
-from horovod.spark.common.store.writing import FolderSync, write_file
 
 _SCHEME = "hdfs://"
 _URL = re.compile(r"hdfs://(?P<host>[^/:]*)(?::(?P<port>[0-9]+))?(?P<path>/.*)")

@@ -17,8 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from horovod.data import services
-from horovod.spark.common.store.failures import call
-from horovod.spark.common.store.writing import write_file
+from horovod.spark.common.store.files import call, write_file
 
 _STAGING: Final = "_staging-"
 UNFINISHED: Final = "unfinished-data-set.parquet"

@@ -1,10 +1,13 @@
-"""Files that are there, and are read, as a whole or not at all, whenever the writer dies.
+"""Files of a store, written and read as a whole or not at all, whenever the writer dies; and errors for what can't be.
 
 Object stores show an object once its upload is complete. Elsewhere a file is written under another name beside its
-place, and renamed. On a local disk its content is on the disk before it has its name.
+place, and renamed. On a local disk its content is on the disk before it has its name. HDFS, for one, renames onto no
+file. There the earlier file gets a second name until the new one has its own, and readers look for both: names_of().
 
-HDFS, for one, renames onto no file. There the earlier file gets a second name until the new one has its own, and
-whoever reads looks for both: see names_of().
+A question to a file system has an answer, or ends with an OSError that has a code. Packages of fsspec raise the
+exceptions of the libraries below them: many are no OSError, some have no text, and some can't be pickled on their way
+from a rank to the driver. Some packages wait forever: an upload of s3fs waits for the service to say that it may begin,
+and no timeout of botocore counts until it has.
 """
 
 from __future__ import annotations
@@ -17,7 +20,45 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from horovod.spark.common.store.failures import call
+from horovod.base.errors import DataCode, coded
+from horovod.data.services import answer_limit_seconds, reason_in_words
+
+
+def call(filesystem: Any, method: str, *arguments: Any, content_bytes: int = 0, **options: Any) -> Any:
+    """filesystem.method(*arguments, **options). Where it waits for a service, TimeoutError after the time that a
+    content of `content_bytes` may take (answer_limit_seconds); what the method was about to do is cancelled then.
+    """
+    if not getattr(filesystem, "async_impl", False):
+        return getattr(filesystem, method)(*arguments, **options)
+    from fsspec.asyn import FSTimeoutError, sync
+
+    coroutine = getattr(filesystem, f"_{method}")
+    seconds = answer_limit_seconds(content_bytes)
+    try:
+        return sync(filesystem.loop, coroutine, *arguments, timeout=seconds, **options)
+    except FSTimeoutError as error:  # of ours, or of the package
+        raise TimeoutError("there was no answer in time") from error
+
+
+@contextlib.contextmanager
+def asked(path: str) -> Iterator[None]:
+    """What the block raises becomes an OSError that names the path, the reason and a code. FileNotFoundError and
+    PermissionError stay what they are.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise failed(path, error) from error
+
+
+def failed(path: str, why: Exception | str) -> OSError:
+    """The error for a path of a store that can't be used."""
+    kind = next((one for one in (FileNotFoundError, PermissionError) if isinstance(why, one)), OSError)
+    reason = reason_in_words(why)
+    if isinstance(why, Exception):
+        reason = f"{type(why).__name__}: {reason}" if reason else type(why).__name__
+    return kind(coded(DataCode.DATA_STORE_FAILED, f"{path} can't be used: {reason}."))
+
 
 # fsspec's names of the object stores whose package is known to upload an object as a whole, from bytes and from files.
 # With others the object is copied onto its name, which is safe, but takes longer.
