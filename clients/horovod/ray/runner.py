@@ -16,7 +16,7 @@ from ray.util.client import ray as ray_client
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import joined
 from horovod.launch.job_environment import of_driver
-from horovod.ray.adapter import MiniSettings, not_started, wait, why_interrupted
+from horovod.ray.adapter import Ending, MiniSettings, not_started, wait, why_interrupted
 from horovod.ray.calls import Callback, Callbacks
 from horovod.ray.checks import (
     check_call,
@@ -31,7 +31,6 @@ from horovod.ray.checks import (
 )
 from horovod.ray.coordinator import Coordinator
 from horovod.ray.elastic_v2 import ElasticAdapter, ElasticParams, check_elastic
-from horovod.ray.ending import Ending
 from horovod.ray.static import StaticAdapter, StaticParams
 from horovod.ray.worker import BaseHorovodWorker, described
 
