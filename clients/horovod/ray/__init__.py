@@ -16,7 +16,7 @@ Ray places, starts and watches the processes; Horovod gives them ranks, a coordi
         calls.py                 one function on all ranks
       ElasticAdapter (elastic_v2.py)  workers on hosts that come and go
         elastic_workers.py       an agent for each host, as the scheduler knows them
-        cluster.py               the hosts, as Ray sees them, and what an autoscaler is asked for
+        cluster.py               the hosts, as Ray sees them, and requests to an autoscaler
       coordinator.py             the coordinator, in the process that has the adapter, and a worker's place
       worker.py                  one actor, one rank
     ElasticRayExecutor (elastic.py)  the same as RayExecutor(min_workers=...)

@@ -1,4 +1,4 @@
-"""The workers of one executor, here or in an actor: what RayExecutor tells of them, and what it asks; and their end.
+"""The workers of one executor, here or in an actor, from their beginning to their end.
 
 A fixed number of workers (static.py) and an elastic one (elastic_v2.py) differ in how long a worker lives, so that each
 places, calls and replaces its own (ADR 117). How an executor begins and ends, what an actor is made of, and how the
@@ -34,7 +34,7 @@ _LOOK_S = 0.05
 
 @dataclass
 class MiniSettings:
-    """What `RayExecutor.create_settings` makes. Takes other attributes too.
+    """The settings that `RayExecutor.create_settings` makes. Takes other attributes too.
 
     nics: network interfaces over which the hosts reach each other; default: all that lead to other hosts.
     timeout_s: how long all processes may take to join their world, unless HOROVOD_START_TIMEOUT says it.
@@ -61,7 +61,7 @@ class MiniSettings:
 
 @dataclass
 class BaseParams:
-    """What one worker gets. gpus_per_worker: None is one, where GPUs are used."""
+    """The resources of one worker. gpus_per_worker: None is one, if GPUs are used."""
 
     cpus_per_worker: int = 1
     use_gpu: bool = False
@@ -74,7 +74,7 @@ class BaseParams:
         return (self.gpus_per_worker or 1) if self.use_gpu else 0
 
     def bundle(self, workers: int = 1) -> dict[str, float]:
-        """What so many workers need, as a bundle of a placement group."""
+        """The resources of so many workers, as a bundle of a placement group."""
         each = {"CPU": self.cpus_per_worker, "GPU": self.gpus, **(self.resources_per_worker or {})}
         return {name: amount * workers for name, amount in each.items() if amount}
 
@@ -147,7 +147,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def stream_to(self, queue: Any) -> None:
-        """What ranks log goes into this queue, from the next call on; None: nowhere."""
+        """Has ranks log into this queue, from the next call on; None: nowhere."""
 
     @abstractmethod
     def interrupt(self, why: str) -> None:
@@ -190,7 +190,7 @@ def wait(is_over: Callable[[float | None], bool], meanwhile: Meanwhile | None) -
 
 
 def why_interrupted(error: BaseException) -> str:
-    """What the driver raised while it waited for a call, as a cause."""
+    """The exception that the driver raised while it waited for a call, as a cause."""
     if isinstance(error, KeyboardInterrupt):
         return coded(LaunchCode.RANK_FAILED, "the driver was interrupted (Ctrl-C)")
     return coded(LaunchCode.RANK_FAILED, f"the driver waits no longer, since it raised {described(error)}")
@@ -202,7 +202,7 @@ def not_started() -> RuntimeError:
 
 
 def kill(actor: Any) -> None:
-    """None: there is none yet."""
+    """Ends the actor; None: there is none yet."""
     with contextlib.suppress(Exception):  # where Ray is gone, so are the actors
         if actor is not None:
             ray.kill(actor)
@@ -233,7 +233,7 @@ class Ending:
         self.cancel()
         if os.getpid() != self._pid:
             return  # a forked child has a copy, and the workers are not its own
-        if ray.is_initialized():  # else Ray has ended the workers, and would be started anew by what is called here
+        if ray.is_initialized():  # else Ray has ended the workers, and `end` would start it again
             with contextlib.suppress(Exception):
                 self._end()
 

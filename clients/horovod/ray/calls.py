@@ -46,7 +46,9 @@ class Call:
             future.add_done_callback(lambda future, rank=rank: self._ended(rank, future))  # type: ignore[misc]
 
     def results(self, meanwhile: Meanwhile | None = None) -> list[Any]:
-        """By rank. Raises what the rank raised that is the cause, as ray.get would, with its rank in a note."""
+        """The results by rank. Raises the exception of the rank that is the cause, as ray.get would, with a note that
+        names the rank.
+        """
         wait(self._wait, meanwhile)
         if self._failures:
             raise self._cause()
@@ -59,7 +61,7 @@ class Call:
             return bool(self._failures)
 
     def is_over(self) -> bool:
-        """Whether all ranks have ended. Whatever ray.get could know of their ends by now is known here afterwards."""
+        """Whether all ranks have ended. Each end of which ray.get would know by now counts."""
         refs = self._refs
         ready = set(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
         ended = {rank for rank, ref in enumerate(refs) if ref in ready}
@@ -83,7 +85,7 @@ class Call:
             is_first = error is not None and not self._told
             self._told = self._told or is_first
         if error is not None and is_first:
-            self._failed(rank, error)  # first of all, as whoever waits for the results may begin another call then
+            self._failed(rank, error)  # first of all: a thread that waits for the results may begin another call then
         with self._changed:
             if error is not None:
                 self._failures.append((rank, error))

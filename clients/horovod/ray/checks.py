@@ -1,4 +1,4 @@
-"""What users give to executors, checked in the driver before anything starts: each check raises, or returns None."""
+"""Checks of the arguments of executors, in the driver, before anything starts: each check raises, or returns None."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from horovod.base.errors import LaunchCode, SettingCode, coded
 
 
 def check_settings(settings: Any, made_by: str, attributes: Sequence[str]) -> None:
-    """made_by: the class whose create_settings() makes them. attributes: what is asked of them."""
+    """made_by: the class whose create_settings() makes them. attributes: those that they must have."""
     if lacking := [name for name in attributes if not hasattr(settings, name)]:
         raise _invalid(
             f"settings must be those of {made_by}.create_settings(), not {settings!r}, which has no {lacking[0]}."
@@ -17,7 +17,7 @@ def check_settings(settings: Any, made_by: str, attributes: Sequence[str]) -> No
 
 
 def check_call(fn: Any, args: Any = None, kwargs: Any = None, callbacks: Any = None) -> None:
-    """What run() and its like take."""
+    """Checks the arguments of run() and its like."""
     check_callable("fn", fn)
     _check_arguments("args", args, "kwargs", kwargs)
     if callbacks is None:
@@ -35,7 +35,7 @@ def check_callable(name: str, given: Any) -> None:
 
 
 def check_start(executable_cls: Any, executable_args: Any, executable_kwargs: Any, extra_env_vars: Any) -> None:
-    """What start() takes."""
+    """Checks the arguments of start()."""
     if executable_cls is not None and not callable(executable_cls):
         raise _invalid(f"executable_cls must be a class, of which each worker makes an object, not {executable_cls!r}.")
     _check_arguments("executable_args", executable_args, "executable_kwargs", executable_kwargs)

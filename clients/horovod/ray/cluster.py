@@ -1,4 +1,4 @@
-"""The cluster as elastic jobs see it: its hosts, and what an autoscaler is asked for where there is too little room.
+"""The cluster as elastic jobs see it: its hosts, and requests to an autoscaler if there is too little room.
 
 A placement group that waits is a request: an autoscaler sees what is missing, and adds nodes. One group for each
 missing worker, since not all have to come; a group whose resources have come is removed, as actors take them then.
@@ -99,7 +99,7 @@ class TestDiscovery(RayHostDiscovery):
         self._changes_at_s = float("-inf")
 
     def find_available_hosts_and_slots(self) -> dict[str, int]:
-        """From `min_hosts` to `max_hosts` of the hosts that there are."""
+        """`min_hosts` to `max_hosts` of the cluster's hosts."""
         there: dict[str, Any] = super().find_available_hosts_and_slots()
         before = list(self._shown)
         self._shown = [name for name in self._shown if name in there]
@@ -119,7 +119,7 @@ class TestDiscovery(RayHostDiscovery):
 
 
 class ResourceRequests:
-    """Of one job. `keep` runs until it is cancelled."""
+    """The requests of one job. `keep` runs until it is cancelled."""
 
     def __init__(
         self, params: BaseParams, workers: int, slots: Callable[[], int], aside: Callable[[], Collection[str]]
@@ -149,7 +149,7 @@ class ResourceRequests:
                 for group in [one for one in self._groups if one.wait(0)]:
                     self._remove(group)
                 self._keep(min(_MOST, self._workers - self._slots()))
-        except Exception as error:  # without it the job runs on what there is
+        except Exception as error:  # the job runs on the room that there is
             _log.debug("Ray can't be asked for more room: %s", error)
 
     def _keep(self, count: int) -> None:

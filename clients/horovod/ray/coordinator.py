@@ -1,7 +1,7 @@
-"""What a process needs to be a rank on Ray: a place among the others of its host, GPUs, and the coordinator.
+"""The parts that make a process a rank on Ray: a place among the others of its host, GPUs, and the coordinator.
 
 seated, visible_gpus, gpus_of_elastic   places, which are pure: all that is known is an argument
-coordinator_for, membership             for what places the workers itself: executors, and the backends of Ray Train
+coordinator_for, membership             for code that places the workers itself: executors, and backends of Ray Train
 Coordinator                             for a program that has its own actors, as ray.train.horovod does
 """
 
@@ -68,7 +68,7 @@ def gpus_of_elastic(own: Sequence[str], others: Sequence[Sequence[str]], local_r
 def coordinator_for(
     nodes: Iterable[str], settings: Settings, nics: Sequence[str], with_tls: bool = True
 ) -> OwnCoordinator:
-    """In this process. nodes: of all workers, by Ray's ids; none where they may be anywhere."""
+    """A coordinator in this process. nodes: of all workers, by Ray's ids; none if they may be anywhere."""
     is_here = set(nodes) == {str(ray.get_runtime_context().get_node_id())}
     return OwnCoordinator(settings, None if is_here else str(ray.util.get_node_ip_address()), nics, with_tls)
 
@@ -92,7 +92,7 @@ def membership(
 
 
 class Coordinator:
-    """Register each worker, then ask for what its environment needs.
+    """Register each worker, then ask for the variables of its environment.
 
     >>> coordinator = Coordinator(MiniSettings())
     >>> coordinator.register("gpu-1", node_id, world_rank=0)

@@ -17,7 +17,7 @@ __all__ = ["ElasticRayExecutor", "RayHostDiscovery", "TestDiscovery"]
 
 
 class RayHostDiscovery(cluster.RayHostDiscovery):
-    """The same with the names of Horovod 0.21."""
+    """cluster.RayHostDiscovery with the names of Horovod 0.21."""
 
     def __init__(self, use_gpu: bool = False, cpus_per_slot: int = 1, gpus_per_slot: int = 1) -> None:
         super().__init__(use_gpu, cpus_per_slot, gpus_per_slot)
@@ -127,7 +127,7 @@ class ElasticRayExecutor:
         self._executor.shutdown()
 
     def __enter__(self) -> ElasticRayExecutor:
-        """In a `with` block run() starts what start() has not, and the end of the block ends the workers."""
+        """In a `with` block run() starts the workers if start() has not, and the end of the block ends them."""
         self._is_entered = True
         return self
 

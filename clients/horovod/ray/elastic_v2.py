@@ -5,7 +5,7 @@
         Driver                  which hosts the job may use (launch/elastic/driver.py), asked of RayHostDiscovery
         scheduler               which process runs where, in the executor's own coordinator (ADR 79)
         RayAgents               actors, as the scheduler says (elastic_workers.py)
-        ResourceRequests        what an autoscaler is asked for (cluster.py)
+        ResourceRequests        requests to an autoscaler (cluster.py)
 
 Who is in a world is decided by the coordinator; see docs/elastic.md.
 """
@@ -39,7 +39,7 @@ from horovod.ray.worker import Trained, described
 __all__ = ["ElasticAdapter", "ElasticParams", "RayHostDiscovery", "TestDiscovery"]
 
 _CLOSE_S = 30.0
-_NAMES = {  # how users call what is checked
+_NAMES = {  # the fields of ElasticRequest, as users call them
     "num_proc": "min_workers",
     "min_num_proc": "min_workers",
     "max_num_proc": "max_workers",
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class ElasticParams(BaseParams):
-    """As the arguments of RayExecutor."""
+    """The arguments of RayExecutor for elastic jobs."""
 
     min_workers: int = 1
     max_workers: int | None = None
@@ -287,7 +287,7 @@ def _is_complete(ended: Sequence[Trained]) -> bool:
 
 
 def _results(ended: Sequence[Trained]) -> list[Any]:
-    """Of the last world, by rank."""
+    """The results of the last world, by rank."""
     epoch = max((one.epoch for one in ended if one.code == 0), default=0)
     if not epoch:
         sentence = "All workers ended before the function returned: there is no result. Does it call sys.exit()?"
@@ -342,7 +342,7 @@ class ElasticView:
         return SlotInfo(host, *running[slot]) if 0 <= slot < len(running) else SlotInfo()
 
     def get_worker_client(self, slot: SlotInfo) -> SlotInfo | None:
-        """The same once the worker is in a world, so that it is told of changes; else None."""
+        """The slot, once its worker is in a world, so that it hears of changes; else None."""
         call = self._call()
         if call is None or not slot.hostname:
             return None

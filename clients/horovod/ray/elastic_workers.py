@@ -47,15 +47,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Work:
-    """What the actors of one job do."""
+    """The work of the actors of one job."""
 
     job: str
     params: BaseParams
     environ: Mapping[str, str]
     coordinator: OwnCoordinator
     start_s: float  # within which Ray has to place an actor and start it
-    call: Any = None  # what they call, and the arguments from which each makes its executable; in Ray's object store
-    queue: Any = None  # of what they log
+    call: Any = None  # the function, and the arguments from which each makes its executable; in Ray's object store
+    queue: Any = None  # of the messages that they log
     ended: list[Trained] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)  # in the order in which they came
     done: Callable[[], None] = lambda: None  # called after each of `ended`
@@ -63,7 +63,7 @@ class Work:
 
 @dataclass
 class Process:
-    """One actor, or what is left of it."""
+    """One actor, which runs or has ended."""
 
     rank: int
     incarnation: int
@@ -82,7 +82,7 @@ class Process:
 
 
 class RayAgent(OwnAgents):
-    """Of one host, and of one job."""
+    """The agent of one host and one job."""
 
     def __init__(self, host: HostSlots, scheduler: InProcessScheduler, work: Work) -> None:
         super().__init__(scheduler, {host.name: host.slots}, _WORD_S)
@@ -121,7 +121,7 @@ class RayAgent(OwnAgents):
         for process in self.processes:
             self._kill(process, code)
 
-    # -- what the scheduler says ---------------------------------------------------------------------------------------
+    # -- orders of the scheduler ---------------------------------------------------------------------------------------
 
     def _obey(self, name: str, order: Order) -> None:
         obey(order, self)
@@ -235,8 +235,8 @@ class RayAgent(OwnAgents):
         return trained
 
     def _has_no_place(self, process: Process) -> None:
-        """Others use what its actor needs. Where some actors have their places the host has so many slots, and the
-        scheduler has one too many leave: this one, or another one that makes room for it. Else TimeoutError.
+        """Others use the resources that its actor needs. If some actors have their places, the host has as many slots,
+        and the scheduler has one process leave: this one, or another one that makes room for it. Else TimeoutError.
         """
         work = self._work
         needs = in_words(work.params.bundle())
@@ -260,7 +260,7 @@ class RayAgent(OwnAgents):
         before = sum(1 for rank, gpus in others if rank < process.rank and gpus)
         return gpus_of_elastic(process.gpus, [gpus for _, gpus in others], before)
 
-    # -- what the scheduler hears --------------------------------------------------------------------------------------
+    # -- reports to the scheduler --------------------------------------------------------------------------------------
 
     def _report_all(self) -> None:
         if self._share is not None:
@@ -274,7 +274,7 @@ class RayAgent(OwnAgents):
 
 
 class RayAgents:
-    """Those of one job, for its Driver."""
+    """The agents of one job, for its Driver."""
 
     def __init__(self, scheduler: InProcessScheduler, work: Work) -> None:
         self._scheduler = scheduler

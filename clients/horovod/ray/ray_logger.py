@@ -18,7 +18,7 @@ _warned = False
 
 
 def configure(queue: Any) -> None:
-    """From now on `log` puts its messages into this queue; None: it drops them."""
+    """Has `log` put its messages into this queue from now on; None: it drops them."""
     global _queue
     _queue = queue
 

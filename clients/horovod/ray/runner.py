@@ -1,4 +1,4 @@
-"""`RayExecutor`: checks what the user asks for, and passes it on to the adapter that has the workers."""
+"""`RayExecutor`: checks the user's arguments, and passes them on to the adapter that has the workers."""
 
 from __future__ import annotations
 
@@ -220,8 +220,8 @@ class RayExecutor:
 
         extra_env_vars: set in each of them before. Settings of the driver's environment (HOROVOD_*) count there too.
 
-        Raises TimeoutError: the resources were not there in time, with what is missing; or what the class raised. No
-        actor is left then.
+        Raises TimeoutError: the resources were not there in time; the text says which are missing. An exception of the
+        class is raised here. No actor is left then.
         """
         check_start(executable_cls, executable_args, executable_kwargs, extra_env_vars)
         if hasattr(self, "adapter"):
@@ -287,7 +287,7 @@ class RayExecutor:
     def run_remote(
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
     ) -> list[Any]:
-        """As `run`, at once: an ObjectRef for the result of each rank."""
+        """Starts what `run` does and returns at once: an ObjectRef for the result of each rank."""
         check_call(fn, args, kwargs)
         return list(self._ask("run_remote", fn, args, kwargs))
 
@@ -306,7 +306,7 @@ class RayExecutor:
 
     @property
     def driver(self) -> Any:
-        """Of an elastic executor that was started in this process: which slots have a worker (`ElasticView`)."""
+        """The ElasticView of an elastic executor that was started in this process: which slots have a worker."""
         return self.adapter.driver
 
     def shutdown(self) -> None:
@@ -340,7 +340,7 @@ class RayExecutor:
         return self._answer(asked.remote(*args)) if self._is_remote else asked(*args)
 
     def _answer(self, ref: Any, told: Callbacks | None = None) -> Any:
-        """Of the adapter that is an actor."""
+        """The answer of an adapter that is an actor."""
         try:
             if told is not None:
                 wait(lambda timeout_s: bool(ray.wait([ref], timeout=timeout_s)[0]), told.deliver)
@@ -380,7 +380,7 @@ def _end(adapter: Any, is_remote: bool) -> None:
         adapter.shutdown()
         return
     try:
-        # A call that was interrupted may hold it up; and where its node is gone, so are the workers that it had.
+        # A call that was interrupted may hold it up; and if its node is gone, so are the workers that it had.
         with contextlib.suppress(ray.exceptions.GetTimeoutError, RayActorError):
             ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
     finally:

@@ -159,8 +159,8 @@ class StaticAdapter(Adapter):
         return functools.partial(self._failed, self._job_name())
 
     def _failed(self, job: str, rank: int, error: BaseException) -> None:
-        """The first failure of a call, told by a thread of Ray. Ranks that are in a world hear of it there; those that
-        wait for this one to join, or still come to that, hear it from the coordinator.
+        """The first failure of a call, told by a thread of Ray. Ranks that are in a world hear of it there; ranks
+        that wait for this one to join, or will do so, hear it from the coordinator.
         """
         host = self._hosts[rank] if rank < len(self._hosts) else "?"
         if isinstance(error, RayActorError):

@@ -88,7 +88,7 @@ class _Strategy:
 
 
 class PGStrategy(_Strategy):
-    """So many workers, on as few nodes as possible; within the caller's placement group if there is one."""
+    """Places `num_workers` on as few nodes as possible; within the caller's placement group if there is one."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class PGStrategy(_Strategy):
 
 
 class ColocatedStrategy(_Strategy):
-    """So many hosts, with as many workers on each."""
+    """Places workers on `num_hosts` hosts, `num_workers_per_host` on each."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class ColocatedStrategy(_Strategy):
 def missing(bundle: Resources, count: int, spread: bool, nodes: Sequence[Resources], free: Resources) -> str:
     """Completes "The resources were not there: ".
 
-    bundle: what is needed `count` times, with `spread` on so many nodes. nodes: all that each of the cluster has. free:
-    what nobody uses, in the whole cluster.
+    bundle: the resources that are needed `count` times, with `spread` on as many nodes. nodes: all resources of each
+    node of the cluster. free: the resources of the whole cluster that nobody uses.
     """
     if spread:
         large = sum(all(node.get(name, 0) >= amount for name, amount in bundle.items()) for node in nodes)
@@ -162,5 +162,5 @@ def missing(bundle: Resources, count: int, spread: bool, nodes: Sequence[Resourc
 
 
 def in_words(resources: Resources) -> str:
-    """As "2 CPU and 1 GPU"."""
+    """The resources as a text like "2 CPU and 1 GPU"."""
     return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())

@@ -56,12 +56,12 @@ class HorovodConfig(BackendConfig):
 
     @property
     def backend_cls(self) -> type[HorovodBackend]:
-        """What starts and ends a group of workers."""
+        """The class that starts and ends a group of workers."""
         return HorovodBackend if self.min_workers is None else ElasticBackend
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        """In what Ray Train calls the loop of each worker."""
+        """The context in which Ray Train calls the loop of each worker."""
         return Reported
 
 
@@ -80,7 +80,7 @@ class HorovodBackend(Backend):
         self._stop()
         there = self._there = list(worker_group.execute(whereabouts))
         _check_min_workers(backend_config.min_workers, len(there))
-        given = _given(backend_config)
+        given = _variables_of_user(backend_config)
         settings = resolve({**given, **_environ(backend_config)})
         # A worker in the place of another may be on another node.
         nodes = [one.node_id for one in there] if backend_config.min_workers is None else []
@@ -118,7 +118,7 @@ class HorovodBackend(Backend):
         """The group ends; workers that still train are freed, since Ray waits for them."""
         reason = "Ray Train ends its group of workers"
         try:
-            if self._coordinator is not None:  # else those that wait for others would do so until their start timeout
+            if self._coordinator is not None:  # else ranks that wait for others would do so until their start timeout
                 self._coordinator.give_up(self._job, f"{reason}.")
             with contextlib.suppress(ray.exceptions.RayActorError):
                 left = worker_group.execute_async(leave_world, reason)
@@ -179,13 +179,15 @@ def _check_datasets(worker_group: Any) -> None:
         )
 
 
-def _given(config: HorovodConfig) -> dict[str, str]:
-    """What the user has set for the workers: a controller has the environment of whoever has started Ray."""
+def _variables_of_user(config: HorovodConfig) -> dict[str, str]:
+    """The variables that the user has set for the workers. Those of this process, a controller, do not count: they are
+    of the user that has started Ray.
+    """
     return {**config.environ, **given_variables()}
 
 
 def _environ(config: HorovodConfig) -> dict[str, str]:
-    return job_environment(_given(config), {}, config.timeout_s, _nics(config))
+    return job_environment(_variables_of_user(config), {}, config.timeout_s, _nics(config))
 
 
 def _nics(config: HorovodConfig) -> list[str]:

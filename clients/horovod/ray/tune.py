@@ -60,7 +60,7 @@ def trainable(
     settings: Any = None,
     resources_per_worker: Mapping[str, float] | None = None,
 ) -> Any:
-    """What ray.tune.Tuner takes: each trial calls `train(config)` on `num_workers` ranks.
+    """A Trainable for ray.tune.Tuner, each of whose trials calls `train(config)` on `num_workers` ranks.
 
         >>> tuner = ray.tune.Tuner(trainable(train, num_workers=2), param_space={"lr": ray.tune.choice([0.1, 0.01])})
 
@@ -113,7 +113,7 @@ def get_checkpoint() -> ray.tune.Checkpoint | None:
 
 @dataclass
 class _Rank:
-    """What `report` and `get_checkpoint` know in this process."""
+    """The state of `report` and `get_checkpoint` in this process."""
 
     queue: Any  # None but on rank 0
     files: Files | None  # of the checkpoint to go on from
@@ -124,8 +124,9 @@ _rank: _Rank | None = None
 
 
 class _Session:
-    """What ray.tune.report() and ray.tune.get_checkpoint() ask. Without one they would only warn, and the trial would
-    have no results."""
+    """The session that ray.tune.report() and ray.tune.get_checkpoint() ask. Without one they would only warn, and the
+    trial would have no results.
+    """
 
     def report(self, metrics: Mapping[str, Any], checkpoint: Any = None, **_: Any) -> None:
         report(metrics, checkpoint)
@@ -164,7 +165,7 @@ def _on_rank(train: Train, config: dict[str, Any], queue: Any, files: Files | No
 
 
 def _last_result(returned: Any) -> Mapping[str, Any]:
-    """What `train` has returned, as Tune takes it of its own functions."""
+    """The last result of a trial, from the value that `train` returned: Tune takes the same values of functions."""
     if isinstance(returned, Mapping):
         return returned
     if isinstance(returned, Number):
@@ -182,7 +183,7 @@ def _last_result(returned: Any) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class _Made:
-    """What `trainable` was told, and where."""
+    """The arguments of `trainable`, and the environment in which it was called."""
 
     train: Train
     settings: Any
@@ -235,7 +236,7 @@ class _Run:
     """Workers that train, and a thread that waits for their end."""
 
     def __init__(self, made: _Made, config: dict[str, Any], files: Files | None) -> None:
-        enter(made.environ)  # this process has the environment of whoever has started Ray
+        enter(made.environ)  # this process has the environment of the user that has started Ray
         self._queue = queue_here(maxsize=1)  # one place: a rank whose report is still in it waits
         self._executor = RayExecutor(made.settings, **made.workers)
         self._error: BaseException | None = None
@@ -279,7 +280,7 @@ class _OwnFolder:
     """A folder for the files of a checkpoint, locked for as long as this process lives.
 
     Ray kills the processes of a trial that it stops, and they remove nothing. So the next one on that node removes the
-    folders of those that are gone: nobody locks them any more.
+    folders of processes that are gone: nobody locks them any more.
     """
 
     _PREFIX = "horovod-ray-tune-"

@@ -1,4 +1,4 @@
-"""One rank: an actor of Ray, and what it is told before it joins a world."""
+"""One rank: an actor of Ray, and how it becomes a member of a job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BaseHorovodWorker:
         return dict(os.environ)
 
     def set_queue(self, queue: Any) -> None:
-        """Where ray_logger.log puts what it gets; None: nowhere."""
+        """Has ray_logger.log put messages into this queue; None: they are dropped."""
         ray_logger.configure(queue)
 
     # -- of the world --------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class BaseHorovodWorker:
 
 
 def whereabouts() -> Whereabouts:
-    """Of this process; without Ray it has neither a node nor GPUs."""
+    """The whereabouts of this process; without Ray it has neither a node nor GPUs."""
     if not ray.is_initialized():
         return Whereabouts("", socket.gethostname(), ())
     context = ray.get_runtime_context()
@@ -145,13 +145,13 @@ def whereabouts() -> Whereabouts:
 
 
 def given_variables() -> dict[str, str]:
-    """Those that the runtime_env of the job has."""
+    """The variables that the runtime_env of the job has."""
     return dict(ray.get_runtime_context().runtime_env.get("env_vars") or {})
 
 
 def enter(environ: Mapping[str, str], certificate: str = "", server_name: str | None = None) -> None:
-    """This process takes the place of a rank: `environ` is all that tells it, beside what the runtime_env of its job
-    does.
+    """This process takes the place of a rank: it gets the variables of `environ`, and keeps those of the runtime_env of
+    its job, but no other ones that launchers set.
 
     certificate: by which the coordinator is known, in PEM. "": without TLS.
     """

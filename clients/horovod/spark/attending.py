@@ -51,8 +51,8 @@ class Attempt:
 
 
 class Policy:
-    """What is called in the coordinator's event loop. `came`: a task waits for its order; `ended`: its process has
-    ended, or the task was lost. keeps_failed: a task whose process has failed waits until `Tasks.release_failed`.
+    """Decides about tasks, in the coordinator's event loop. `came`: a task waits for its order; `ended`: its process
+    has ended, or the task was lost. keeps_failed: a task whose process has failed waits until `Tasks.release_failed`.
     """
 
     keeps_failed = False
@@ -73,7 +73,7 @@ class Tasks:
     def __init__(self, sink: Sink, policy: Policy) -> None:
         self.changed = threading.Condition()  # guards the following
         self.running: dict[int, Attempt] = {}  # by partition, until its stream has ended
-        self.most = 0  # how many have been running at the same time
+        self.most = 0  # how many have run at the same time
         self._sink = sink
         self._policy = policy
         self._counts: dict[int, int] = {}

@@ -1,7 +1,7 @@
-"""What runs the tasks of a job, a SparkContext, and how many tasks it can run at the same time.
+"""The SparkContext that runs the tasks of a job, and how many tasks it can run at the same time.
 
 Spark itself waits for executors that may never come. Its configuration tells whether more may come: a local master, and
-a fixed number of executors, have a number of slots that is final. What is decided of slots is pure.
+a fixed number of executors, have a number of slots that is final. The functions that count slots are pure.
 """
 
 from __future__ import annotations

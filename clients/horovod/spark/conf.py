@@ -57,7 +57,7 @@ SPARK_CONF_DONT_REUSE_FAILING_NODE: Final = SPARK_CONF_DONT_REUSE_FAILED_NODE
 SPARK_CONF_REUSE_FAILING_NODE_IN_APP: Final = SPARK_CONF_REUSE_FAILED_NODE_IN_APP
 SPARK_CONF_DONT_REUSE_FAILING_NODE_IN_APP: Final = SPARK_CONF_DONT_REUSE_FAILED_NODE_IN_APP
 
-# What Spark does where nothing is set, by key.
+# Spark's own values, by key.
 SPARK_CONF_DEFAULT_VALUES: Final = {
     "spark.task.maxFailures": "4",
     "spark.excludeOnFailure.enabled": "false",

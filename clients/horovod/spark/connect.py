@@ -34,7 +34,7 @@ _STDOUT, _STDERR, _RESULTS, _ERROR = "stdout", "stderr", "results", "error"
 
 
 def run_connected(request: Request, session: Any) -> list[Any]:
-    """As `run_request`; ValueError for settings. session: a SparkSession of Spark Connect. In the caller's process."""
+    """run_request under Spark Connect, in the caller's process; ValueError for settings. session: a SparkSession."""
     own = of_driver(os.environ)
     resolve(own | checked_variables({name: value for name, value in request.env.items() if value is not None}))
     start_timeout_s = max(request.start_timeout_s, _ALL_COME_S)

@@ -18,7 +18,7 @@ from horovod.coordinator.core.ending import how
 
 _BEGINNING = "Horovod detected that one or more processes exited with non-zero status"  # programs look for it
 _VICTIM = HorovodInternalError.__name__
-# What Py4J says where the Java process to which a call goes is no more.
+# Py4J's words if the Java process to which a call goes has ended.
 _JAVA_ENDED = re.compile(
     r"^(Answer from Java side is empty|Error while (sending|receiving)|.*Connection (refused|reset))"
 )
@@ -44,7 +44,7 @@ class Failure:
 
     @property
     def was_ended(self) -> bool:
-        """By a signal of somebody else than the task, or with its executor."""
+        """Whether a signal of somebody else than the task ended it, or it ended with its executor."""
         return bool(self.lost) or (self.code is not None and self.code < 0 and not self.stopped)
 
     @property
@@ -106,8 +106,8 @@ def short(failure: Failure) -> str:
 
 
 def said(error: BaseException) -> str:
-    """What Spark says by an error of PySpark. Where the context was stopped meanwhile, PySpark has raised another error
-    while it handled that one.
+    """Spark's text in an error of PySpark. If the context was stopped meanwhile, PySpark has raised another error while
+    it handled that one.
     """
     first: BaseException | None = error
     while first is not None and not type(first).__module__.startswith(("py4j", "pyspark")):
@@ -189,7 +189,7 @@ def of_spark(text: str) -> str:
 
 
 def _first_line(text: str) -> str:
-    """What Java said, where Py4J has put a line of its own before it, without the name of the exception; of an error of
+    """The text of a Java exception, without its name and without the line that Py4J puts before it; of an error of
     gRPC, under Spark Connect, its details.
     """
     if details := re.search(r'^\s*details = "(.+)"$', text, re.MULTILINE):

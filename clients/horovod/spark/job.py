@@ -76,7 +76,7 @@ class ElasticSizes:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for, checked. function: as `packed` of launch/task.py makes it. env: None as a value removes a
+    """The user's arguments, checked. function: as `packed` of launch/task.py makes it. env: None as a value removes a
     variable. elastic: None for a fixed size. settings: HOROVOD_... of the caller, where it is not in the driver.
     """
 
@@ -186,7 +186,7 @@ class Job:
     # -- in a thread of its own ----------------------------------------------------------------------------------------
 
     def drive(self) -> None:
-        """From the start of the coordinator to the last line of output."""
+        """Runs the job, from the start of the coordinator to the last line of output."""
         try:
             services = (self._exchange, self._tasks)
             self._coordinator = OwnCoordinator(
@@ -344,7 +344,7 @@ class Job:
         if self._fixed.is_done:
             return
         self._check_cancelled()
-        if not self._failures and self._spark_ended:  # what the tasks have to say may be under way
+        if not self._failures and self._spark_ended:  # messages of the tasks may be under way
             self._tasks.wait(lambda: bool(self._failures), AFTERMATH_S)
         if self._failures:
             tasks = self._tasks
@@ -365,7 +365,7 @@ class Job:
             raise RuntimeError(of_spark(self._spark_said))
 
     def _end(self, reason: str, spark: threading.Thread) -> None:
-        """Whatever still runs is ended. spark: the thread of the Spark job."""
+        """Ends all that still runs. spark: the thread of the Spark job."""
         self._tasks.refuse_all(coded(LaunchCode.RANK_FAILED, "The job of this task has ended."))
         if self._coordinator is not None:
             self._coordinator.give_up(self._name, reason)
@@ -414,7 +414,7 @@ class Job:
         return Start(environ, self._unset, self._request.python, fails_task=self._elastic is not None)
 
     def _host_name(self, attempt: Attempt) -> str:
-        """By which processes and the coordinator know its host: several containers of YARN may have one name."""
+        """The name of its host for processes and the coordinator: several containers of YARN may have one name."""
         together = [(one.came.together, one.came.host) for one in (*self._tasks.running.values(), attempt)]
         return self._host_names.given(together)[attempt.came.together]
 

@@ -82,7 +82,7 @@ class FixedSize(Policy):
 
     @staticmethod
     def places(attempts: Mapping[int, Attempt]) -> dict[int, Place]:
-        """By partition: ranks are counted host by host, and in the order of partitions on each."""
+        """The places by partition: ranks are counted host by host, and in the order of partitions on each."""
         seats = [Seat(str(partition), attempts[partition].came.together) for partition in sorted(attempts)]
         found = assign(seats)
         assert not isinstance(found, str)  # nobody has asked for a rank

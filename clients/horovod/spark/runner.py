@@ -1,4 +1,4 @@
-"""`run` and `run_elastic`: what is given is checked here, and the rest is the business of job.py."""
+"""`run` and `run_elastic`: their arguments are checked here; job.py does the rest."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _connected() -> Any:
         return None
     from pyspark.sql.connect.session import SparkSession
 
-    # That of this thread; another thread of the program may have made the only one.
+    # The session of this thread; another thread of the program may have made the only one.
     if (session := SparkSession.getActiveSession() or SparkSession._get_default_session()) is None:
         sentence = (
             "This program is a client of Spark Connect, and has no session. Make one, for example with "
@@ -193,7 +193,7 @@ def check_slots(wanted: int, what: str, cluster: SparkCluster) -> None:
 
 
 def check_backend(num_proc: int) -> None:
-    """The same for an estimator, before it writes data."""
+    """check_slots for an estimator, before it writes data."""
     if _connected() is None:
         check_slots(num_proc, "num_proc", _cluster())
 

@@ -1,1 +1,1 @@
-"""What the estimators share: stores, data, backends."""
+"""The parts that estimators share: stores, data, backends."""

@@ -37,7 +37,7 @@ class Epoch:
 
     @property
     def steps(self) -> int:
-        """So many that each row is used once."""
+        """The steps in which each row is used once."""
         return -(-self.total // (self.size * self.batch_size))
 
     def rows(self, rank: int, step: int) -> int:
@@ -46,7 +46,7 @@ class Epoch:
         return max(min(self.batch_size, own - step * self.batch_size), 0)
 
     def scale(self, rank: int, step: int) -> float:
-        """What the mean loss of a rank is multiplied by, so that the mean over ranks is the mean over rows."""
+        """The factor for the mean loss of a rank that makes the mean over ranks the mean over rows."""
         if step < self.steps - 1:
             return 1.0
         everywhere = sum(self.rows(one, step) for one in range(self.size))
@@ -84,7 +84,7 @@ class Source:
     """Data in a store, and how they are read; sent to the ranks.
 
     steps: of an epoch; None: until each row was used. sparse: sizes of the columns that are stored as sparse ones.
-    finite: what is to be looked for in each batch; None: Spark has looked at all rows.
+    finite: the columns to look at in each batch; None: Spark has looked at all rows.
     """
 
     path: str
@@ -145,7 +145,7 @@ class Batches:
         return self._source.steps is None and not self._epoch.even
 
     def scale(self, step: int) -> float:
-        """What the mean loss of this step of an epoch is multiplied by."""
+        """The factor for the mean loss of this step of an epoch."""
         return 1.0 if self._source.steps is not None else self._epoch.scale(self._rank, step)
 
     def of_epoch(self, epoch: int) -> Iterator[tuple[Batch, int, float]]:
@@ -208,7 +208,7 @@ class DataModule:
     """Subclasses may return batches of their own."""
 
     def batches(self, source: Source, rank: int, size: int) -> Batches:
-        """What rank `rank` of `size` trains or validates with."""
+        """The batches with which rank `rank` of `size` trains or validates."""
         return Batches(source, rank, size)
 
 

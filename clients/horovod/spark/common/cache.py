@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Properties(NamedTuple):
-    """What get_dataset_properties returns of prepared data."""
+    """The facts about prepared data that get_dataset_properties returns."""
 
     train_rows: int
     val_rows: int
@@ -42,7 +42,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Dataset:
-    """What a number stands for. settings: what else decides how the data look; users: fits that run with it now."""
+    """The data of a number. settings: all else that decides how they look; users: fits that run with them now."""
 
     key: Key
     settings: Mapping[str, Any]
@@ -59,7 +59,7 @@ class TrainingCache:
         self._changed = threading.Condition()  # guards all of it
 
     def create_key(self, df: Any, store: Any, validation: Any) -> Key:
-        """What tells these data from others."""
+        """The key that tells these data from others."""
         return Key(df, store.get_train_data_path(), store.get_val_data_path(), validation)
 
     def is_cached(self, key: Key, store: Any) -> bool:
@@ -117,7 +117,7 @@ class TrainingCache:
                     if dataset.properties is not None:
                         dataset.users += 1
                         return number, False
-                    self._changed.wait()  # for whoever makes them; ends with properties or without the entry
+                    self._changed.wait()  # for the fit that makes them; ends with properties or without the entry
                 elif dataset.users:
                     break  # the same DataFrame is being used with other columns: beside it
                 else:

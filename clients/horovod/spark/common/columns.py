@@ -80,7 +80,7 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What one pass over a DataFrame has found of its columns. The first three are those of `col_info`.
+    """The facts that one pass over a DataFrame has found about its columns. The first three are those of `col_info`.
 
     not_finite: how many rows have NaN or an infinity, of the columns that have such rows.
     """
@@ -196,7 +196,7 @@ def _python_type(name: str, kind: DataType) -> type:
 
 
 def metadata_of(df: DataFrame, facts: Facts | None = None) -> Metadata:
-    """What is stored of each column, where sparse vectors stay sparse. facts: those of `df`, where they are known."""
+    """How each column is stored if sparse vectors stay sparse. facts: those of `df`, if they are known."""
     facts = facts or facts_of(df)
     types, shapes, max_sizes = facts.types, facts.shapes, facts.max_sizes
     metadata: Metadata = {}

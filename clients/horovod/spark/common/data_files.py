@@ -30,11 +30,11 @@ from horovod.spark.common.store.filesystem import AbstractFilesystemStore
 from horovod.spark.common.store.publishing import discard, publish, staging_name
 
 _TIMESTAMPS: Final = "spark.sql.parquet.outputTimestampType"
-# What Hadoop says of a scheme that it knows no class for, and of one whose class is in a jar that is not there.
+# Hadoop's words for a scheme that it knows no class for, and for one whose class is in a jar that is not there.
 _NO_FILE_SYSTEM: Final = re.compile(
     r"No FileSystem for scheme|ClassNotFoundException: Class [\w.$]*FileSystem[\w.$]* not found"
 )
-# What Java, Hadoop and object stores say when they refuse to write.
+# The words of Java, Hadoop and object stores when they refuse to write.
 _REFUSED: Final = re.compile(
     r"AccessControlException|AccessDenied|Mkdirs failed|No space left on device|Permission denied|Read-only file system"
 )
@@ -134,7 +134,7 @@ def _scheme(path: str) -> str:
 
 
 def count_rows(store: Any, path: str) -> Written:
-    """By the footers of the files, so exactly, and without reading data."""
+    """The rows of a data set by the footers of its files: exactly, and without reading data."""
     rows = total_bytes = 0
     dataset = store.get_parquet_dataset(path)
     with asked(path):
@@ -155,9 +155,9 @@ def count_rows(store: Any, path: str) -> Written:
 # Types are those of the files that Spark itself writes: no schema of Arrow beside that of Parquet, and times of the
 # kind that Spark is told to write.
 
-# Of values in memory. A rank reads whole row groups, and holds several.
+# Size of the values of a row group in memory. A rank reads whole row groups, and holds several.
 ROW_GROUP_BYTES: Final = 16 << 20
-# Encoded. A task holds one file and one row group. s3fs uploads so much in one request.
+# Size of an encoded file. A task holds one file and one row group. s3fs uploads so much in one request.
 FILE_BYTES: Final = 64 << 20
 SCHEMA: Final = "name string, rows long, bytes long"
 

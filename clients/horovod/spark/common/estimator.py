@@ -1,4 +1,4 @@
-"""What estimators of all frameworks do alike: prepare data, check, run the training on all ranks, make a model of it.
+"""The estimator of any framework: prepares data, checks, runs the training on all ranks, makes a model of it.
 
     fit(df)            the DataFrame goes to the store as Parquet files, which are trained on
     fit_on_parquet()   the files are in the store already
@@ -47,7 +47,7 @@ _PASSED_ON: Final = (
     "verbose",
 )
 
-# Those that may hold anything that programs put there.
+# The parameters that may hold anything that programs put there.
 _PICKLED: Final = (
     "callbacks",
     "checkpoint_callback",
@@ -67,10 +67,10 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     """Trains a model on the rows of a DataFrame. Subclasses know a framework."""
 
     _framework = "horovod"
-    _trainer: type[Trainer]  # what the framework does on each rank
+    _trainer: type[Trainer]  # the framework's own, on each rank
     _history: type = list  # of the records of epochs
     _of_models: tuple[str, ...] = ()  # parameters that the model gets as they are
-    _takes_all_columns = False  # of a batch, and not only those that the estimator knows by name
+    _takes_all_columns = False  # the model gets all columns of a batch, not only those that the estimator knows by name
 
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """A model trained on the Parquet files that are in the store: those at get_train_data_path(dataset_idx).
@@ -85,7 +85,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         return self._fit_on_parquet(dataset_idx)
 
     def fitMultiple(self, dataset: DataFrame, paramMaps: Sequence[Any]) -> Any:  # noqa: N802, N803
-        """As that of Spark ML: an iterator of (index, model), for fit(df, [...]) and tuning.
+        """The fitMultiple of Spark ML: an iterator of (index, model), for fit(df, [...]) and tuning.
 
         Raises:
             ValueError: there is one run_id for several of them. Each would go on with the run of the one before it, and
@@ -116,13 +116,13 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             partitions_per_process=self.getOrDefault("partitions_per_process"),
             verbose=self.getOrDefault("verbose"),
             random_seed=self.getOrDefault("random_seed"),
-            # What a transformation_fn makes of the values is looked at by the ranks.
+            # The ranks look at the values that a transformation_fn makes.
             finite_columns=[] if self.getOrDefault("transformation_fn") else self._finite_columns(),
         ) as dataset_idx:
             return self._fit_on_prepared(backend, util.get_dataset_properties(dataset_idx), dataset_idx)
 
     def _finite_columns(self) -> list[str]:
-        """The columns in which NaN and infinities are refused: those that the user has not declared as nullable."""
+        """The columns in which NaN and infinities are refused: all that the user has not declared as nullable."""
         nullable = nullable_of(self.getOrDefault("transformation_edit_fields"))
         columns = [*self.getOrDefault("feature_cols"), *self._columns_of_the_loss()]
         return [name for name in columns if name not in nullable]
@@ -176,8 +176,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         return self._create_model(result, run_id, metadata)
 
     def _of_earlier_run(self, run_id: str) -> tuple[Any, dict[str, Any]]:
-        """The checkpoint of the run, and what it says of it: "epochs", "history" and "seed". ValueError if it does not
-        fit what this estimator is to train.
+        """The checkpoint of the run, and its entries "epochs", "history" and "seed". ValueError if it does not fit the
+        model that this estimator is to train.
         """
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         return content
 
     def _training(self, checkpoint: Any, common: dict[str, Any]) -> Training:
-        """What the ranks are told. common: the fields that all frameworks have, but for the model."""
+        """The orders for the ranks. common: the fields that all frameworks have, but for the model."""
         raise NotImplementedError
 
     def _backend_env(self) -> dict[str, str]:
@@ -210,7 +210,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         raise NotImplementedError
 
     def get_model_class(self) -> type:
-        """What fit() returns an object of."""
+        """The class of the models that fit() returns."""
         raise NotImplementedError
 
     def _get_model_kwargs(
@@ -262,7 +262,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         return bool(store.saving_runs() and store.exists(store.get_checkpoint_path(run_id)))
 
     def _other_than_before(self, run_id: str, what: str, found: str) -> ValueError:
-        """For a run whose checkpoint is of another model or optimizer than those that are given now."""
+        """The error for a run whose checkpoint is of another model or optimizer than the estimator has now."""
         return refused(
             f"the checkpoint of the run {run_id!r} does not fit the {what}: {found.strip().rstrip('.')}. Give the same "
             "ones to go on with it, or another run_id to begin anew.",
@@ -309,7 +309,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def _sources(
         self, train_rows: int, val_rows: int, metadata: Metadata, seed: int, dataset_idx: int | None
     ) -> tuple[Source, Source | None]:
-        """What the ranks read."""
+        """The data that the ranks read, to train and to validate."""
         get = self.getOrDefault
         store = get("store")
         columns = tuple(dict.fromkeys([*get("feature_cols"), *self._columns_of_the_loss()]))
@@ -409,7 +409,7 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
 
 
 def transformation_of(params: Params) -> Transformation | None:
-    """What an estimator, or its model, does to batches; None for nothing."""
+    """The change that an estimator, or its model, makes to batches; None for none."""
     changes = [params.getOrDefault(name) for name in TRANSFORMATION]
     return Transformation(*changes) if any(changes) else None
 
@@ -425,13 +425,13 @@ class HorovodModel(ModelParams, Saved, Model):
         raise NotImplementedError
 
     def _predictor(self) -> Any:
-        """What predicts batches in the executors: called with a list of arrays, one for each feature column, it returns
-        a list of arrays, one for each label. It can be pickled.
+        """The function that predicts batches in the executors: from a list of arrays, one for each feature column, it
+        makes a list of arrays, one for each label. It can be pickled.
         """
         raise NotImplementedError
 
     def _transformation(self) -> Transformation | None:
-        """What is done to features before `_predictor` gets them."""
+        """The change of features before `_predictor` gets them."""
         return transformation_of(self)
 
     def _predicts_rows(self) -> bool:

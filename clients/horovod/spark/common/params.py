@@ -17,7 +17,7 @@ from horovod.base.errors import ErrorCode, TrainingCode, coded
 
 Class = TypeVar("Class", bound=type)
 
-# Programs use these names; what the rule would make is there beside them.
+# Programs use these names; the names that the rule makes are there as well.
 _OTHER_NAMES = {
     "shuffle_buffer_size": "ShufflingBufferSize",
     "train_reader_num_workers": "TrainReaderNumWorker",
@@ -113,7 +113,7 @@ DEFAULTS: Final[dict[str, Any]] = {
 }
 
 
-# Those that make up a Transformation. Estimators have them, and give them to their models.
+# The parameters that make up a Transformation. Estimators have them, and give them to their models.
 TRANSFORMATION: Final = ("transformation_fn", "transformation_edit_fields", "transformation_removed_fields")
 
 
@@ -129,7 +129,7 @@ class OptionalParams(Params):
 
 @accessors
 class EstimatorParams(OptionalParams):
-    """What every estimator can be told."""
+    """The parameters of every estimator."""
 
     num_proc = _param("num_proc", "number of processes that train; default: spark.default.parallelism")
     model = _param("model", "the model to train")
@@ -238,7 +238,7 @@ def _camel(name: str) -> str:
 
 @accessors
 class ModelParams(OptionalParams, HasOutputCols):
-    """What every trained model knows. outputCols: columns that transform() adds; default: <label>__output."""
+    """The parameters of every trained model. outputCols: columns that transform() adds; default: <label>__output."""
 
     history = _param("history", "what was measured in each epoch")
     model = _param("model", "the trained model")

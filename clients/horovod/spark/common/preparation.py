@@ -40,7 +40,7 @@ _MARK: Final = "__horovod_validation"
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be prepared. Columns are those that the training reads; `validation` may name another."""
+    """The data that are to be prepared. Columns are those that the training reads; `validation` may name another."""
 
     columns: tuple[str, ...]
     validation: float | str | None

@@ -27,7 +27,7 @@ class ParamsWriter(DefaultParamsWriter):
         instance: Any = self.instance
         given = {param.name: value for param, value in instance._paramMap.items()}
         copy = instance.copy()
-        # What saveMetadata writes of the defaults must be JSON too; none of ours needs to be kept.
+        # The defaults that saveMetadata writes must be JSON too; none of ours needs to be kept.
         copy._defaultParamMap = {}
         saved = instance._to_save({name: value for name, value in given.items() if name not in _NOT_SAVED})
         encoded = {name: instance._encoded(name, value) for name, value in saved.items()}
@@ -81,7 +81,7 @@ class Saved(Params, MLReadable[Any], MLWritable):
 
 
 def encode(value: Any) -> Any:
-    """As it is, if JSON gives back an equal one of the same types; else pickled."""
+    """The value as it is, if JSON gives back an equal one of the same types; else pickled."""
     try:
         text = json.dumps(value, allow_nan=False)
         if _same(json.loads(text), value):
@@ -92,7 +92,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(value: Any) -> Any:
-    """What was encoded."""
+    """The value that was encoded."""
     if isinstance(value, dict) and set(value) == {_PICKLED}:
         return cloudpickle.loads(base64.b64decode(value[_PICKLED]))
     return value

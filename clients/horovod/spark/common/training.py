@@ -1,8 +1,8 @@
-"""The training of an estimator on its ranks: what all of them are told, and what each does whatever the framework is.
+"""The training of an estimator on its ranks: the orders for all of them, and the work that no framework changes.
 
 Training   made by the driver (estimator.py), and pickled; a framework adds fields
 train      runs on all ranks: devices of one kind, the rank's batches, the epochs that are left, the result
-Trainer    what a framework does of that: TorchTrainer, LightningTrainer, KerasTrainer (their remote.py)
+Trainer    the work of a framework: TorchTrainer, LightningTrainer, KerasTrainer (their remote.py)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Trainer(ABC):
         """A framework that is to be imported in a certain way is imported here."""
         self.training = training
         self.run: dict[str, Any] = dict(training.run)
-        self.folder = ""  # during fit(): on rank 0, what is written here is brought to the store by `keep`
+        self.folder = ""  # during fit(); on rank 0, `keep` brings the files that are written here to the store
         self.kept: bytes | None = None  # the last checkpoint of this fit()
 
     @abstractmethod
@@ -80,11 +80,11 @@ class Trainer(ABC):
 
     @abstractmethod
     def predicted(self, batch: Batch) -> Sequence[np.ndarray]:
-        """What the model predicts for a batch, by labels; [] if that is not to be known. On rank 0."""
+        """The model's predictions for a batch, by labels; [] if they can't be known. On rank 0."""
 
     @abstractmethod
     def checkpoint(self) -> bytes:
-        """What the estimator makes its model of. On rank 0."""
+        """The bytes of which the estimator makes its model. On rank 0."""
 
     def predictions(self, train: Batches) -> list[Prediction]:
         """How predictions look, by those of the first batch."""
@@ -130,7 +130,7 @@ def train(kind: type[Trainer], training: Training) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _output_folder(store: RemoteStore, is_first: bool) -> Iterator[str]:
-    """What other ranks write, as callbacks may do, goes nowhere."""
+    """The folder for the files of a rank. Those of other ranks than the first, as of callbacks, are removed."""
     own = store.get_local_output_dir if is_first and store.saving_runs else tempfile.TemporaryDirectory
     with own() as folder:
         yield folder

@@ -1,5 +1,5 @@
-"""transformation_fn: what a program does to each batch, or to each row, before a model sees it, when it is trained and
-when it predicts.
+"""transformation_fn: a program's own change of each batch, or of each row, before a model sees it, in training and for
+predictions.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Transformation:
         return arrays
 
     def row_by_row(self, batch: Batch) -> Batch:
-        """The same for a prediction, in which each row of the result belongs to the row of `batch` in its place.
+        """Transforms a batch to predict, in which each row of the result belongs to the row of `batch` in its place.
 
         Raises:
             ValueError: the function has dropped or added rows.
@@ -82,7 +82,7 @@ class Transformation:
         return _columns(self._function(_frame(batch)), in_order)
 
     def _of_first(self, function: Callable[[Any], Any], batch: Batch, in_order: bool) -> dict[Any, Any]:
-        """Finds out what the function takes. If it takes neither, what it raises for the DataFrame is raised."""
+        """Finds out whether the function takes batches or rows. If it takes neither, raises its error for the batch."""
         try:
             changed = _columns(function(_frame(batch)), in_order)
             self._takes_rows = False
@@ -108,7 +108,7 @@ class TransformedPredictor:
     """Predicts batches by a model that was trained with a transformation_fn: the function first, and then the model.
 
     Labels and weights, which the function has got in training, are not there to predict with, and a prediction must not
-    depend on them. So it gets columns of ones, or of "" for text, in their place, and what it makes of these is left.
+    depend on them. So it gets columns of ones, or of "" for text, in their place, and their results are left out.
     """
 
     def __init__(

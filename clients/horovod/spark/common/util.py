@@ -80,7 +80,7 @@ def get_simple_meta_from_parquet(
     sample_weight_col: str | None = None,
     dataset_idx: int | None = None,
 ) -> tuple[int, int, Metadata, float]:
-    """The same, of Parquet files that something else has written where the store expects them."""
+    """As get_dataset_properties, for Parquet files that something else has written where the store expects them."""
     train_path, val_path = store.get_train_data_path(dataset_idx), store.get_val_data_path(dataset_idx)
     columns = [*feature_columns, *label_columns, *([sample_weight_col] if sample_weight_col else [])]
     metadata = read_metadata(store, train_path, list(dict.fromkeys(columns)))

@@ -119,8 +119,8 @@ class KerasTrainer(Trainer):
             )
 
     def checkpoint(self) -> bytes:
-        """What a given callback has saved last, else the model as it is: when a training ends, callbacks may change it,
-        as EarlyStopping(restore_best_weights=True) does.
+        """The model that a given callback has saved last, else the model as it is: when a training ends, callbacks may
+        change it, as EarlyStopping(restore_best_weights=True) does.
         """
         if self.training.checkpoint_callback is not None and self.kept is not None:
             return self.kept
@@ -157,7 +157,7 @@ class KerasTrainer(Trainer):
             epoch += 1
 
     def _checkpoints(self, path: Path) -> list[Any]:
-        """What fit() is to call last of all on rank 0. path: where a given callback saves to."""
+        """The callback that fit() is to call last of all on rank 0. path: where a given callback saves to."""
         trainer, given = self, self.training.checkpoint_callback
         base: Any = self.keras.callbacks.Callback
 
@@ -207,7 +207,7 @@ class Rates:
         schedule = getattr(self._optimizer, "_learning_rate", None)
         self._schedule = schedule if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule) else None
         self._scaled = _scaled_schedule(keras, self._schedule, factor) if self._schedule is not None else None
-        self._of_file: tuple[float, float] | None = None  # the rate that restore() has set, and what it was
+        self._of_file: tuple[float, float] | None = None  # the rate that restore() has set, and the one before
 
     def scale(self) -> None:
         """For training."""
@@ -262,7 +262,7 @@ def _epochs(keras: Any, seed: int, rank: int) -> Any:
 
 
 def _generators(layer: Any) -> list[Any]:
-    """Those of Keras 3; tf_keras has none with a state that could be set."""
+    """The seed generators of Keras 3; tf_keras has none with a state that could be set."""
     return list(getattr(layer, "_seed_generators", ()))
 
 

@@ -114,14 +114,14 @@ def type_of(tensor: Any) -> str:
 
 
 def predictions_of(outputs: Any, columns: Sequence[str]) -> list[np.ndarray]:
-    """What a model returns, as one array for each label."""
+    """The outputs of a model, as one array for each label."""
     if isinstance(outputs, Mapping):
         outputs = [outputs[name] for name in _in_order(list(outputs), columns, "output")]
     return [_known(np.asarray(one)) for one in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
 
 
 def _known(array: np.ndarray) -> np.ndarray:
-    """Of a type that Arrow casts, too. NumPy has no bfloat16, and takes its numbers for none with a fraction."""
+    """The array with a type that Arrow casts, too. NumPy has no bfloat16, and sees no fraction in its numbers."""
     return array.astype(np.float32) if array.dtype.name in ("bfloat16", "float16") else array
 
 

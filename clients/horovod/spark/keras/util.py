@@ -128,7 +128,7 @@ def with_run(content: bytes, run: dict[str, Any]) -> bytes:
 
 
 def run_of(content: bytes) -> dict[str, Any]:
-    """What with_run has added; {} if there is none."""
+    """The entry that with_run has added; {} if there is none."""
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         return json.loads(file.read(_RUN)) if _RUN in file.namelist() else {}
 

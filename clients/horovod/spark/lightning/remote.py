@@ -1,4 +1,4 @@
-"""The training of a LightningModule on one rank: what the lightning TorchEstimator sends to all of them.
+"""The training of a LightningModule on one rank, as the lightning TorchEstimator sends it to all of them.
 
 Lightning has the epochs. It gets loaders that read the rank's batches, a strategy, and two callbacks: one before those
 of the user, and one after them, which keeps the checkpoints.
@@ -134,7 +134,7 @@ class LightningTrainer(ModuleTrainer):
 
 
 class _Loader(AsyncDataLoaderMixin, BaseDataLoader):
-    """What Lightning iterates over: one iteration is its current epoch."""
+    """The loader over which Lightning iterates: one iteration is its current epoch."""
 
     def __init__(self, batches: Batches, queue_size: int | None, trainer: Any, rank: LightningTrainer) -> None:
         super().__init__(queue_size or 0, rank.training.debug_data_loader)
@@ -150,9 +150,9 @@ class _Loader(AsyncDataLoaderMixin, BaseDataLoader):
 
 
 class EstimatorStrategy(HorovodStrategy):
-    """That of horovod.lightning, on the device that the rank has been given.
+    """The HorovodStrategy of horovod.lightning, on the device that the rank has been given.
 
-    `scale` is what the loss of the next batch is multiplied by (Batches.scale).
+    `scale` is the factor for the loss of the next batch (Batches.scale).
 
     package: "lightning" or "pytorch_lightning".
     """

@@ -1,4 +1,4 @@
-"""What a function of `horovod.spark.run` may ask about the task in which it runs."""
+"""For functions of `horovod.spark.run`: facts about the task in which they run."""
 
 from __future__ import annotations
 

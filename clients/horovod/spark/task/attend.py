@@ -46,7 +46,7 @@ _LETTERS: dict[Stream, bytes] = {"stdout": messages.STDOUT, "stderr": messages.S
 
 @dataclass(frozen=True)
 class Order:
-    """What each task gets from its driver. certificate: by which its coordinator is known, in PEM; "": without TLS."""
+    """Where a task finds its driver. certificate: by which its coordinator is known, in PEM; "": without TLS."""
 
     address: str
     token: str = field(repr=False)
@@ -56,7 +56,9 @@ class Order:
 
 
 def attended(order: Order, partitions: Iterable[Any]) -> Iterator[int]:
-    """What a task runs; `partitions` are numbers, of which it gets one. RuntimeError: Spark is to know a failure."""
+    """The function of each task; `partitions` are numbers, of which it gets one. RuntimeError: Spark is to know a
+    failure.
+    """
     for partition in partitions:
         attend(order, partition)
         yield partition

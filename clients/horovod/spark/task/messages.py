@@ -1,10 +1,10 @@
-"""What a task and its driver say to each other, over one stream of the driver's coordinator.
+"""The messages of a task and its driver, over one stream of the driver's coordinator.
 
     task                                       driver
-    Came: who I am, and where              ->
+    Came: which task it is, and where      ->
                                            <-  Start: run your process with these variables
     output, output, ...                    ->
-                                           <-  Ordered: what its process is to do, in the form that agents obey
+                                           <-  Ordered: an order for its process, in the form that agents obey
     Ended: how the process ended           ->
     (the last output, the end of the stream)
                                            <-  Release: nothing is left to do, or Refused: this task comes in vain
@@ -84,7 +84,7 @@ def written(message: Message) -> bytes:
 
 
 def read(content: bytes) -> Message:
-    """ValueError for what is none."""
+    """The message in these bytes. ValueError if there is none."""
     kind, fields = json.loads(content)
     try:
         found: Any = _KINDS[kind](**fields)

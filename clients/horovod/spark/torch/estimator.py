@@ -76,7 +76,7 @@ class ModuleEstimator(HorovodEstimator):
         check_shape_compatibility(metadata, features, labels, input_shapes=inputs, label_shapes=label_shapes)
 
     def _losses(self) -> dict[str, Any]:
-        """Those of all labels, or what makes them."""
+        """The losses of all labels, or the functions that make them."""
         labels = len(self.getOrDefault("label_cols"))
         return {
             "losses": util.to_list(self.getOrDefault("loss") or None, labels),

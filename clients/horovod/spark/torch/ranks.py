@@ -1,4 +1,4 @@
-"""What the ranks of both TorchEstimators do alike: that of horovod.spark.torch and that of horovod.spark.lightning.
+"""The work of the ranks of both TorchEstimators: that of horovod.spark.torch and that of horovod.spark.lightning.
 
 Devices, learning rates, the buffers of a validation, and the loss of a batch: those of all labels together, weighted by
 label and by row.
@@ -63,7 +63,7 @@ def scale_rates(groups: Sequence[dict[str, Any]], times: float = 1, over: float 
 
 
 def share_buffers(module: torch.nn.Module) -> None:
-    """As running means of BatchNorm are those of a rank's own batches, all validate with those that are saved."""
+    """Gives all ranks the buffers of rank 0, which are saved: a rank's running means are of its own batches."""
     import horovod.torch as hvd
 
     hvd.broadcast_parameters(dict(module.named_buffers()), root_rank=0)
@@ -97,7 +97,7 @@ class Losses:
         self.last: float | None = None  # the loss before it was scaled; None until one was computed
 
     def scaled(self, scale: float) -> Losses:
-        """The same, for a batch that counts `scale` times as much as another."""
+        """This object, for a batch that counts `scale` times as much as another."""
         self._scale, self.last = scale, None
         return self
 

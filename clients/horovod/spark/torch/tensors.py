@@ -32,13 +32,13 @@ def inputs_of(
 def labels_of(
     arrays: Sequence[np.ndarray], shapes: Sequence[Shape] | None, dtype: torch.dtype, device: Any
 ) -> list[torch.Tensor]:
-    """As inputs, but whole numbers are int64, which losses of classes ask for."""
+    """As inputs_of, but whole numbers are int64, which losses of classes ask for."""
     labels = inputs_of(arrays, shapes, dtype, device)
     return [label if label.is_floating_point() or label.dtype == torch.bool else label.long() for label in labels]
 
 
 def as_tensor(array: np.ndarray) -> torch.Tensor:
-    """ValueError for what has no numbers."""
+    """The array as a tensor. ValueError if it holds no numbers."""
     if array.dtype.kind not in "biufc":
         raise refused(
             f"a column has values of the type {array.dtype}, of which no tensor can be made: let transformation_fn "
@@ -74,7 +74,7 @@ def as_array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def number(value: Any, what: str) -> float:
-    """Of a tensor with one number, or of a number. ValueError for anything else."""
+    """The value of a tensor with one number, or of a number. ValueError for anything else."""
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return float(value.detach())
     if isinstance(value, (bool, int, float, np.number)) or (isinstance(value, np.ndarray) and value.size == 1):

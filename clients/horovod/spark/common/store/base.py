@@ -1,4 +1,4 @@
-"""Store: what an estimator asks of the place that holds its data and runs."""
+"""Store: the place that holds the data and runs of an estimator, as estimators ask it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RemoteStore:
     checkpoint_filename: str
     logs_subdir: str
     get_local_output_dir: Callable[[], AbstractContextManager[str]]  # with get_local_output_dir() as folder: ...
-    sync: Callable[[str], None]  # sync(folder) brings what has changed in a local folder to run_path
-    storage_options: dict[str, Any]  # what ParquetReader needs to read the data paths, beside the paths
+    sync: Callable[[str], None]  # sync(folder) brings the files that have changed in a local folder to run_path
+    storage_options: dict[str, Any]  # for ParquetReader, to read the data paths
 
 
 Sync = Callable[[str], None]
@@ -154,7 +154,7 @@ class Store(ABC):
         """
 
     def to_remote(self, run_id: str, dataset_idx: int | None) -> RemoteStore:
-        """What the processes of the training `run_id` need of this store; it can be pickled."""
+        """The part of this store that the processes of the training `run_id` need; it can be pickled."""
         saves = self.saving_runs()
         return RemoteStore(
             train_data_path=self.get_train_data_path(dataset_idx),
@@ -173,7 +173,7 @@ class Store(ABC):
         )
 
     def get_storage_options(self) -> dict[str, Any]:
-        """What fsspec is to be given besides the URLs of this store."""
+        """The options that fsspec needs in addition to the URLs of this store."""
         return {}
 
 

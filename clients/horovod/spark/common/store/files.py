@@ -26,7 +26,7 @@ from horovod.data.services import answer_limit_seconds, reason_in_words
 
 def call(filesystem: Any, method: str, *arguments: Any, content_bytes: int = 0, **options: Any) -> Any:
     """filesystem.method(*arguments, **options). Where it waits for a service, TimeoutError after the time that a
-    content of `content_bytes` may take (answer_limit_seconds); what the method was about to do is cancelled then.
+    content of `content_bytes` may take (answer_limit_seconds); the method is cancelled then.
     """
     if not getattr(filesystem, "async_impl", False):
         return getattr(filesystem, method)(*arguments, **options)
@@ -42,8 +42,8 @@ def call(filesystem: Any, method: str, *arguments: Any, content_bytes: int = 0, 
 
 @contextlib.contextmanager
 def asked(path: str) -> Iterator[None]:
-    """What the block raises becomes an OSError that names the path, the reason and a code. FileNotFoundError and
-    PermissionError stay what they are.
+    """Makes of an exception in the block an OSError that names the path, the reason and a code. FileNotFoundError and
+    PermissionError keep their types.
     """
     try:
         yield
@@ -153,7 +153,7 @@ def _earlier(path: str) -> str:
 
 @contextlib.contextmanager
 def _other_name(path: str, remove: Callable[[str], object]) -> Iterator[str]:
-    """A name beside `path`, that readers of folders leave out; what has it is removed when the block fails."""
+    """A name beside `path`, which readers of folders leave out; its file is removed when the block fails."""
     folder, _, name = path.rpartition("/")
     other = f"{folder}/.{name}.{uuid.uuid4().hex[:8]}.part"
     try:
@@ -203,7 +203,7 @@ class FolderSync:
         self._seen: dict[str, tuple[int, int]] = {}
 
     def __call__(self, folder: str) -> None:
-        """Raises what the upload does; the next call tries again."""
+        """Passes an exception of the upload on; the next call tries again."""
         changed = []
         for parent, _, names in os.walk(folder):
             for name in names:

@@ -39,7 +39,7 @@ class AbstractFilesystemStore(Store):
         train_path, val_path, test_path: where data is; None: intermediate_train_data and so on below the prefix.
         runs_path: where runs are; None: `runs` below the prefix.
         save_runs: False: no checkpoints and logs are kept.
-        storage_options: what fsspec is given besides the path, such as credentials.
+        storage_options: options of fsspec, such as credentials.
         checkpoint_filename: the name of a run's checkpoint in its folder; None: "checkpoint".
     """
 
@@ -62,7 +62,7 @@ class AbstractFilesystemStore(Store):
         self._runs_path = self._place(runs_path, "runs")
         self._save_runs = save_runs
         self._checkpoint_filename = checkpoint_filename or _CHECKPOINT
-        self._buckets: set[str] = set()  # those that are there
+        self._buckets: set[str] = set()  # that are known to be there
         self._fs: Any = None
         self._pid = os.getpid()  # whose _fs it is
 
@@ -74,14 +74,13 @@ class AbstractFilesystemStore(Store):
         """The URL of a path."""
 
     def get_localized_path(self, path: str) -> str:
-        """What the file system of this store calls a path or URL."""
+        """The path or URL as the file system of this store writes it."""
         return str(self.fs._strip_protocol(path))
 
     @property
     def fs(self) -> Any:
         """The fsspec file system, made at its first use, and again in a forked child: most can't share connections.
-        It may remember the contents of folders, which others change: whoever lists one calls `invalidate_cache()`
-        before.
+        It may remember the contents of folders, which others change: call `invalidate_cache()` before you list one.
         """
         if self._fs is None or self._pid != os.getpid():
             self._fs, self._pid = self._make_fs(), os.getpid()
@@ -293,7 +292,7 @@ class DBFSLocalStore(FilesystemStore):
     The other arguments are those of FilesystemStore. Raises ValueError for another path.
     """
 
-    # What paths of DBFS may begin with, and the local folder that it means; longer ones first.
+    # The beginnings of paths of DBFS, and the local folder that each means; longer ones first.
     _DBFS_PREFIX_MAPPING: ClassVar[dict[str, str]] = {
         "file:///dbfs/": "/dbfs/",
         "file:/dbfs/": "/dbfs/",

@@ -71,7 +71,7 @@ class HDFSStore(AbstractFilesystemStore):
 
     @property
     def path_prefix(self) -> str:
-        """What the URLs of this store begin with: scheme and cluster."""
+        """The beginning of this store's URLs: scheme and cluster."""
         return f"{_SCHEME}{self._host}" + (f":{self._port}" if self._port else "")
 
     def get_full_path(self, path: str) -> str:

@@ -83,7 +83,7 @@ def _check(filesystem: Any, folder: str, expected: Mapping[str, int]) -> None:
 
 
 def _visible(filesystem: Any, folder: str) -> dict[str, int]:
-    """The same without what readers of the folder leave out."""
+    """The sizes of the files that readers of the folder do not leave out."""
     found = _sizes(filesystem, folder).items()
     return {name: size for name, size in found if not any(part.startswith(("_", ".")) for part in name.split("/"))}
 
