@@ -8,6 +8,7 @@ import argparse
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,6 +161,14 @@ class AskedFunction:
     ssh_identity_file: str | None = None
     replacement: Replacement | None = None
     supply: Supply | None = None
+
+
+def renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
+    """The value of an argument of a public function that calls this, which has an older name, too."""
+    if old_value is None:
+        return new_value
+    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
+    return old_value
 
 
 def say(sentence: str, args: argparse.Namespace | None = None) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovod.base.errors import ErrorCode, LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
-from horovod.launch.asked import AskedFunction, Stoppable
+from horovod.launch.asked import AskedFunction, Stoppable, renamed
 from horovod.launch.command_line.flags import interface_variable
 from horovod.launch.console.streams import PythonStreams
 from horovod.launch.elastic import times
@@ -87,10 +87,10 @@ def run(
     processes are left, or when it was changed more often than reset_limit.
     np, min_np, max_np and network_interface are deprecated names; network_interface adds to network_interfaces.
     """
-    num_proc = _renamed("np", np, "num_proc", num_proc)
-    min_num_proc = _renamed("min_np", min_np, "min_num_proc", min_num_proc)
-    max_num_proc = _renamed("max_np", max_np, "max_num_proc", max_num_proc)
-    interfaces = _names(_renamed("network_interface", network_interface, "network_interfaces", None))
+    num_proc = renamed("np", np, "num_proc", num_proc)
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
+    interfaces = _names(renamed("network_interface", network_interface, "network_interfaces", None))
     interfaces += _names(network_interfaces)
     if hosts is not None and hostfile is not None:
         raise _refused(LaunchCode.CONFLICTING_OPTIONS, "hosts and hostfile exclude each other: give one of them.")
@@ -211,10 +211,3 @@ def _refused(code: ErrorCode, sentence: str) -> ValueError:
 
 def _names(given: Sequence[str] | str | None) -> list[str]:
     return given.split(",") if isinstance(given, str) else list(given or ())
-
-
-def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
-    if old_value is None:
-        return new_value
-    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
-    return old_value

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
 from horovod.worker.agent.orders import Order, order_of
 
 
@@ -79,3 +80,16 @@ class OwnAgents(ABC):
     def _tell(self, name: str, **message: Any) -> None:
         if not self._are_gone:
             self._scheduler.tell(name, pb.AgentMessage(**message))
+
+
+def replacements_told(tell: Callable[[str], None]) -> Callable[[jobs_pb2.JobRecord], None]:
+    """For each new record of a job: tells its sentence if processes of the running job are replaced."""
+    told = 0  # the generation of which the user knows
+
+    def changed(record: jobs_pb2.JobRecord) -> None:
+        nonlocal told
+        if record.state == jobs_pb2.JOB_STATE_RUNNING and record.sentence and record.generation > told:
+            told = record.generation
+            tell(record.sentence)
+
+    return changed

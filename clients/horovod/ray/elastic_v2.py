@@ -29,6 +29,7 @@ from horovod.base.settings import Settings, resolve, variables
 from horovod.base.tasks import end_tasks
 from horovod.launch.elastic.driver import Changed, Driver, Prepare, driven
 from horovod.launch.elastic.request import ElasticRequest, elastic_variables, write_policy
+from horovod.launch.own_agents import replacements_told
 from horovod.protos.v1 import jobs_pb2
 from horovod.ray.adapter import Adapter, BaseParams, Meanwhile, not_started, wait, why_interrupted
 from horovod.ray.cluster import RayHostDiscovery, ResourceRequests, TestDiscovery
@@ -238,7 +239,6 @@ class _ElasticCall:
         write_policy(spec, policy, work.environ)
         fewest, wait_s = spec.policy.fewest, settings.elastic_timeout_seconds
         driver = Driver(supply, agents, fewest, policy.most_slots, wait_s, _tell, "elastic_timeout")
-        told = 0
 
         async def follow(changed: Changed, prepare: Prepare) -> jobs_pb2.JobRecord:
             ready.set_result(None)
@@ -248,12 +248,6 @@ class _ElasticCall:
             room = sum(host.slots for host in spec.hosts)
             spec.processes = policy.slots(room)
             return await scheduler.run(spec, work.job, changed)
-
-        def tell(record: jobs_pb2.JobRecord) -> None:
-            nonlocal told
-            if record.state == jobs_pb2.JOB_STATE_RUNNING and record.sentence and record.generation > told:
-                told = record.generation
-                _log.info("%s", record.sentence)
 
         def done() -> None:
             if _is_complete(work.ended):
@@ -265,7 +259,7 @@ class _ElasticCall:
         requests = ResourceRequests(work.params, most, lambda: driver.slots, lambda: driver.aside)
         tasks = [asyncio.create_task(requests.keep())] if self._asks_autoscaler else []
         try:
-            return await driven(driver, spec, None, tell, lambda job: None, follow)
+            return await driven(driver, spec, None, replacements_told(_log.info), lambda job: None, follow)
         except asyncio.CancelledError:
             if self._given is not None and self._given.done():
                 scheduler.stop(signal.SIGTERM)  # else it would go on when agents come for the next call

@@ -15,6 +15,7 @@ from ray.util.client import ray as ray_client
 
 from horovod.base.errors import LaunchCode, coded
 from horovod.base.words import joined
+from horovod.launch.asked import renamed
 from horovod.launch.job_environment import of_driver
 from horovod.ray.adapter import Ending, MiniSettings, not_started, wait, why_interrupted
 from horovod.ray.calls import Callback, Callbacks
@@ -136,9 +137,9 @@ class RayExecutor:
         check_settings(settings, "RayExecutor", ("timeout_s", "placement_group_timeout_s", "nics"))
         check_resources(resources_per_worker, label_selector)
         check_max_failures(max_failures)
-        num_workers_per_host = _renamed("num_slots", num_slots, "num_workers_per_host", num_workers_per_host)
-        cpus_per_worker = _renamed("cpus_per_slot", cpus_per_slot, "cpus_per_worker", cpus_per_worker)
-        gpus_per_worker = _renamed("gpus_per_slot", gpus_per_slot, "gpus_per_worker", gpus_per_worker)
+        num_workers_per_host = renamed("num_slots", num_slots, "num_workers_per_host", num_workers_per_host)
+        cpus_per_worker = renamed("cpus_per_slot", cpus_per_slot, "cpus_per_worker", cpus_per_worker)
+        gpus_per_worker = renamed("gpus_per_slot", gpus_per_slot, "gpus_per_worker", gpus_per_worker)
         check_gpus(use_gpu, gpus_per_worker)
         if max_workers is not None and not (min_workers and min_workers > 0):
             raise conflict("`max_workers` needs a positive `min_workers`: they make the job elastic together.")
@@ -385,10 +386,3 @@ def _end(adapter: Any, is_remote: bool) -> None:
             ray.get(adapter.shutdown.remote(), timeout=_SHUTDOWN_S)
     finally:
         ray.kill(adapter)
-
-
-def _renamed(old: str, old_value: Any, new: str, new_value: Any) -> Any:
-    if old_value is None:
-        return new_value
-    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
-    return old_value

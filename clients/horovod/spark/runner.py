@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from horovod.base.errors import LaunchCode, SettingCode, coded
 from horovod.base.settings import MAX_SIZE, ROWS, resolve
+from horovod.launch.asked import renamed
 from horovod.launch.elastic import times
 from horovod.launch.task import packed
 from horovod.runner.common.util.timeout import TimeoutException
@@ -113,10 +113,8 @@ def run_elastic(
 
     Returns what the ranks of the last world returned. Raises as `run`.
     """
-    if min_np is not None:
-        min_num_proc = _renamed("min_np", min_np, "min_num_proc")
-    if max_np is not None:
-        max_num_proc = _renamed("max_np", max_np, "max_num_proc")
+    min_num_proc = renamed("min_np", min_np, "min_num_proc", min_num_proc)
+    max_num_proc = renamed("max_np", max_np, "max_num_proc", max_num_proc)
     _check_call(fn, stdout, stderr, verbose)
     if _connected() is not None:
         sentence = "An elastic job needs a SparkContext, which Spark Connect has not: use horovod.spark.run there."
@@ -239,8 +237,3 @@ def _start_timeout(given: float | None) -> float:
 def _interfaces(nics: Iterable[str] | None) -> list[str]:
     """A string has them as --network-interfaces of horovodrun has: with commas between."""
     return sorted(nics.split(",") if isinstance(nics, str) else nics or ())
-
-
-def _renamed(old: str, value: int, new: str) -> int:
-    warnings.warn(f"{old} is deprecated, use {new}.", DeprecationWarning, stacklevel=3)
-    return value

@@ -21,8 +21,9 @@ from horovod.launch.console.control import SignalTarget
 from horovod.launch.console.report import Progress, Seen, last_lines, seen_by, story_told, tell_of_spares
 from horovod.launch.elastic.request import Replacement, elastic_variables, write_policy
 from horovod.launch.local.own_machine import OwnMachine, Shares
+from horovod.launch.own_agents import replacements_told
 from horovod.launch.own_coordinator import pages_of, tell_pages, traced
-from horovod.protos.v1.jobs_pb2 import JOB_STATE_RUNNING, JobRecord, JobSpec
+from horovod.protos.v1.jobs_pb2 import JobRecord, JobSpec
 from horovod.protos.v1.story_pb2 import StoryEntry
 from horovod.worker.agent.cores_and_gpus import pinned, thread_variables
 from horovod.worker.agent.guardian import Guardian
@@ -109,16 +110,8 @@ def run_job(
         tell_pages(coordinator)
         traced_job = dataclasses.replace(job, environ={**job.environ, **trace, **elastic_variables(replacement)})
 
-        told = 0  # the generation of which the user knows
-
         def note(line: str) -> None:
             console.note(f"horovodrun: {line}")
-
-        def tell_replaced(record: JobRecord) -> None:
-            nonlocal told
-            if record.state == JOB_STATE_RUNNING and record.sentence and record.generation > told:
-                told = record.generation
-                note(record.sentence)
 
         async def run() -> JobRecord:
             supervisor = Supervisor(console, guardian)
@@ -143,7 +136,7 @@ def run_job(
             on_start(machine)
             try:
                 async with story_told(note if progress is not None and progress.verbose else None, story):
-                    record = await machine.run(spec, settings.job, tell_replaced)
+                    record = await machine.run(spec, settings.job, replacements_told(note))
             finally:
                 await end_tasks(tasks)
             await last_lines(console, lambda: machine.stopping)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -76,6 +76,15 @@ def col_info(df: DataFrame) -> tuple[dict[str, set[type]], dict[str, int], dict[
     """
     found = facts_of(df)
     return found.types, found.shapes, found.max_sizes
+
+
+class Properties(NamedTuple):
+    """The facts about prepared data that get_dataset_properties returns."""
+
+    train_rows: int
+    val_rows: int
+    metadata: dict[str, dict[str, Any]]
+    avg_row_size: float
 
 
 @dataclasses.dataclass(frozen=True)

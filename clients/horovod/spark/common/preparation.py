@@ -20,11 +20,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DataType, DoubleType, FloatType, NumericType
 
 from horovod.base.errors import DataCode
-from horovod.spark.common.cache import Properties
 from horovod.spark.common.columns import (
     NOCHANGE,
     Facts,
     Metadata,
+    Properties,
     check_columns,
     facts_of,
     metadata_of,
