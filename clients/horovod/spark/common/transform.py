@@ -32,9 +32,9 @@ from pyspark.sql.types import (
 )
 
 from horovod.base.errors import DataCode, TrainingCode, coded
-from horovod.spark.common.columns import as_arrays, different_lengths, missing
+from horovod.spark.common.columns import as_arrays, check_columns, different_lengths, missing
 from horovod.spark.common.params import refused
-from horovod.spark.common.preparation import check_columns, without_nulls
+from horovod.spark.common.preparation import without_nulls
 from horovod.spark.common.transformation import TransformedPredictor
 
 _BATCH_ROWS: Final = 256
