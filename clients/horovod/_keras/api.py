@@ -11,6 +11,7 @@ from horovod._keras.kinds import distributed_keras, register_local_var
 from horovod._keras.state import weights_of
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, groups_of
+from horovod.common.ops.faces import KERAS, complete
 from horovod.common.ops.specs import reduce_op
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
@@ -139,14 +140,6 @@ def allreduce(
 
     The result is a tf.Tensor, or with the backend PyTorch a torch.Tensor on the device of `value` (the CPU for numbers
     and arrays) through which no gradient goes, with JAX a jax.Array. `numpy.asarray` takes each.
-
-    Args:
-        value: of the same shape on all ranks.
-        name: matches the call across ranks.
-        average: deprecated, use op.
-        prescale_factor, postscale_factor: multiply the value before and the result after it.
-        op: hvd.Average (the default), Sum and so on.
-        compression: how it travels.
     """
     backend = backend_for(value)
     kind = backend.no_compression if compression is None else compression
@@ -154,22 +147,22 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The values of all ranks, one after the other along the first dimension. As `allreduce`."""
+    """The values of all ranks, one after the other along the first dimension, as `allreduce` returns it."""
     return backend_for(value).allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value that `root_rank` has. As `allreduce`."""
+    """The value that `root_rank` has, as `allreduce` returns it."""
     return backend_for(value).broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """This rank's rows of the average or sum of `value` over all ranks. As `allreduce`."""
+    """This rank's rows of the average or sum of `value` over all ranks, as `allreduce` returns it."""
     return backend_for(value).reducescatter(value, name, op)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Blocks until every rank of `process_set` has called it, outside of compiled functions. Raises as `allreduce`."""
+    """Blocks until every rank of `process_set` has called it, outside of compiled functions."""
     backend_for(None).barrier(process_set)
 
 
@@ -217,3 +210,6 @@ def sync_batch_norm(keras: Any) -> Any:
 
         return SyncBatchNormalization
     return backend_of(keras).sync_batch_norm(keras)
+
+
+complete(KERAS, globals())

@@ -54,6 +54,7 @@ from horovod.common.basics import (
     stop_timeline,
 )
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.ops import faces as _faces
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.jax import derivatives, elastic  # noqa: F401  (the rules of the primitive)
 from horovod.jax.compression import Compression
@@ -125,3 +126,5 @@ __all__ = [
     "stop_timeline",
     "value_and_grad",
 ]
+
+_faces.complete(_faces.JAX, globals())

@@ -133,11 +133,7 @@ def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it, after what its compiled functions have started.
 
-        >>> hvd.barrier()
-
-    Raises:
-        ValueError: a set that is not registered or that this rank is not a member of.
-        HorovodInternalError: a rank was lost meanwhile.
+    >>> hvd.barrier()
     """
     wait_for_compiled_calls()
     collectives.barrier(process_set)
@@ -150,16 +146,8 @@ def join(device: int = -1) -> int:
     on; Average still divides by the number of all ranks. What its compiled functions have started completes first. Any
     other operation in the global process set fails on the ranks that call it.
 
-    Args:
-        device: the index of this rank's GPU, or -1. Needed only where the arrays of the other ranks are on GPUs and
-            this rank has reduced none there yet.
-
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
-
-    Raises:
-        HorovodInternalError: a rank is lost, or leaves without joining.
-        TypeError: `device` is no integer.
 
     Example, on two ranks of which one has more data:
 

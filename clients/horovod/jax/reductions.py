@@ -47,27 +47,6 @@ def allreduce(
         Array([1. , 0.5], dtype=float32)
         >>> hvd.allreduce({"loss": jnp.array(float(hvd.rank())), "rows": [jnp.array(8.0)]})
         {'loss': Array(0.5, dtype=float32), 'rows': [Array(8., dtype=float32)]}
-
-    Args:
-        tensor: a jax.Array on a CPU or on a GPU with CUDA, a tracer, or what jax.numpy.asarray takes; integers of 8 to
-            64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64 or (but for Average)
-            bool. Or a pytree of these (a list is one, too), of the same keys on all ranks, and without None. NumPy's
-            arrays of 64 bits stay NumPy's unless jax_enable_x64 is set, as JAX would make 32 bits of them.
-        average: deprecated, use op.
-        name: matches the call across ranks; without one, calls match by their order, those in compiled functions and
-            those outside each by their own.
-        compression: how the array travels, for example Compression.fp16.
-        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point arrays in
-            the global process set. The derivatives of others than Average and Sum exist in reverse mode only.
-        prescale_factor: multiplies the array before the reduction.
-        postscale_factor: multiplies the result.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError, NotImplementedError: an array that can't be reduced (the message has its path in the tree), a bad op
-            or process set.
-        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost. In a compiled
-            function it is jax.errors.JaxRuntimeError with that message, raised where a result is looked at.
     """
     op = reduce_op(op, average)
     options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
@@ -91,13 +70,6 @@ def grouped_allreduce(
 
         >>> hvd.grouped_allreduce([jnp.ones(2), jnp.array(hvd.rank())], op=hvd.Sum)
         [Array([2., 2.], dtype=float32), Array(1, dtype=int32)]
-
-    Args:
-        tensors: each as for `allreduce`; shapes and dtypes may differ within the list, not between ranks. The list may
-            be empty.
-        average, name, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`.
-
-    Raises what `allreduce` does, for any of the arrays.
     """
     options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
     reduce = _reduction(OpType.ALLREDUCE, compression, reduce_op(op, average), options)
@@ -146,13 +118,6 @@ def reducescatter(
 
         >>> hvd.reducescatter(jnp.array([1.0, 2.0, 3.0]), op=hvd.Sum)
         Array([2., 4.], dtype=float32)
-
-    Args:
-        tensor: as for `allreduce`, each array with at least one dimension.
-        name, compression, process_set, prescale_factor, postscale_factor: as for `allreduce`.
-        op: hvd.Average or hvd.Sum.
-
-    Raises what `allreduce` does; ValueError for a scalar, which has no rows.
     """
     options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
     return of_tree(tensor, "reducescatter", name, _reduction(OpType.REDUCESCATTER, compression, op, options))
@@ -169,12 +134,10 @@ def grouped_reducescatter(
 ) -> list[jax.Array]:
     """`reducescatter` of several arrays as one operation; a list of new arrays in the order given. Differentiable.
 
-    Shapes and dtypes may differ within the list, which may be empty. Example, on rank 0 of two:
+    Example, on rank 0 of two:
 
         >>> hvd.grouped_reducescatter([jnp.ones(2), jnp.ones((4, 1))], op=hvd.Sum)
         [Array([2.], dtype=float32), Array([[2.], [2.]], dtype=float32)]
-
-    Raises what `reducescatter` does, for any of the arrays.
     """
     options = {"prescale": float(prescale_factor), "postscale": float(postscale_factor), "process_set": process_set}
     reduce = _reduction(OpType.REDUCESCATTER, compression, op, options)

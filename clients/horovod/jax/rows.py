@@ -31,17 +31,6 @@ def allgather(tensor: Any, name: str | None = None, process_set: ProcessSet = gl
         Array([[0, 0],
                [1, 1],
                [1, 1]], dtype=int32)
-
-    Args:
-        tensor: an array or a pytree as for `allreduce`, each array with at least one dimension. The shape may differ
-            between ranks in the first dimension only, which may be 0. In a compiled function it must not differ.
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: an array that can't be sent, a bad process set.
-        HorovodInternalError: the ranks do not agree, or a rank was lost. In a compiled function it is
-            jax.errors.JaxRuntimeError with that message.
     """
     set_number(process_set, "Allgather")
 
@@ -56,13 +45,10 @@ def grouped_allgather(
 ) -> list[jax.Array]:
     """`allgather` of several arrays as one operation; a list of new arrays in the order given. Differentiable.
 
-    Each array has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
-    on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> hvd.grouped_allgather([jnp.array([hvd.rank()]), jnp.ones(hvd.rank())])
         [Array([0, 1], dtype=int32), Array([1.], dtype=float32)]
-
-    Raises what `allgather` does, for any of the arrays.
     """
     set_number(process_set, "Allgather")
     call = Call(OpType.ALLGATHER, name, process_set, grouped=True)
@@ -81,17 +67,6 @@ def broadcast(
 
         >>> hvd.broadcast(jnp.array([hvd.rank()]), root_rank=1)
         Array([1], dtype=int32)
-
-    Args:
-        tensor: an array or a pytree as for `allreduce`; of one shape and dtype on all ranks.
-        root_rank: a global rank of the process set.
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: an array that can't be sent, a root that takes no part, a bad process set.
-        HorovodInternalError: the ranks do not agree, or a rank was lost. In a compiled function it is
-            jax.errors.JaxRuntimeError with that message.
     """
     check_root(root_rank, process_set)
 
@@ -112,15 +87,6 @@ def alltoall(
 
         >>> hvd.alltoall(jnp.array([10, 20]) + hvd.rank())
         Array([10, 11], dtype=int32)  # on rank 0; [20, 21] on rank 1
-
-    Args:
-        tensor: of a dtype as for `allreduce`, with at least one dimension, of which all but the first are the same on
-            all ranks. In a compiled function that one is the same as well.
-        splits: whole numbers, the rows for each rank.
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
-    Raises what `allgather` does; ValueError for splits that do not fit.
     """
     set_number(process_set, "Alltoall")
     call = Call(OpType.ALLTOALL, name, process_set, splits=_whole(splits))

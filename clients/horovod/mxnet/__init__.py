@@ -52,6 +52,7 @@ from horovod.common.basics import (
     stop_timeline,
 )
 from horovod.common.exceptions import HorovodInternalError
+from horovod.common.ops import faces as _faces
 from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovod.mxnet import elastic
 from horovod.mxnet.asynchronous import (
@@ -161,3 +162,5 @@ __all__ = [
     "stop_timeline",
     "synchronize",
 ]
+
+_faces.complete(_faces.MXNET, globals())

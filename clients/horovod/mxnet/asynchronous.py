@@ -1,8 +1,6 @@
 """The collectives as calls that return a handle; `poll` and `synchronize` take it.
 
-They take what their namesakes in horovod.mxnet.mpi_ops take, and raise what those raise, except that what goes wrong
-after the start is raised by `synchronize`. An array that is given must not be used before that: MXNet does not know
-that it is being read or written.
+An array that is given must not be used before `synchronize`: MXNet does not know that it is being read or written.
 """
 
 from __future__ import annotations

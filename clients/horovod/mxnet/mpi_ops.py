@@ -4,22 +4,6 @@
 
 A call returns when its result is there, after what MXNet still had to do with the array. So all ranks must make their
 calls in one order, names or not; what should travel together is given to a grouped call. No gradient is recorded.
-
-Arguments that several functions have:
-
-    tensor       an mx.nd.NDArray or mx.np.ndarray, dense, in the host's memory; of bool (not for Average), integers of
-                 8, 32 and 64 bits, float16, bfloat16, float32 or float64; of one shape and dtype on all ranks
-    average      deprecated, use op
-    op           hvd.Average (the default), Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes
-                 floating-point arrays in the global process set
-    name         matches the call across ranks; without one, calls match by their order
-    priority     accepted without effect, since calls run at once
-    compression  how the array travels, for example hvd.Compression.fp16
-    process_set  the ranks that take part
-
-All raise ValueError or NotImplementedError for an array that can't be sent and for a wrong argument, and
-HorovodInternalError where the ranks do not agree (the message says in what) or a rank was lost. Each of these errors is
-an mxnet.MXNetError as well (horovod.mxnet.errors).
 """
 
 from __future__ import annotations
@@ -113,7 +97,7 @@ def grouped_allreduce(
 ) -> list[Any]:
     """`allreduce` of several arrays as one operation: none is reduced before all are ready on all ranks.
 
-    Returns new arrays in the order given. Shapes and dtypes may differ within the list, which may be empty.
+    Returns new arrays in the order given.
 
     >>> one, other = hvd.grouped_allreduce([mx.nd.ones(1), mx.nd.ones(2)], op=hvd.Sum)
     >>> other.asnumpy()
@@ -286,8 +270,7 @@ def join(device: int = -1) -> int:
     """Says that this rank has no more data, and blocks until all ranks have said so; returns the one that was last.
 
     Meanwhile it contributes zeros to every allreduce of the others in the global process set; Average still divides by
-    the number of all ranks. Any other operation there fails on the ranks that call it. device: accepted as in the other
-    frameworks.
+    the number of all ranks. Any other operation there fails on the ranks that call it.
 
     >>> hvd.broadcast_parameters(model.collect_params(), root_rank=hvd.join())
     """

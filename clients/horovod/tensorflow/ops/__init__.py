@@ -1,5 +1,6 @@
 """The collectives on TensorFlow's tensors, one module for each."""
 
+from horovod.common.ops.faces import TENSORFLOW, complete
 from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.ops import vectorized as _rules  # noqa: F401  (for tf.vectorized_map and tape.jacobian)
 from horovod.tensorflow.ops.allgather import allgather, grouped_allgather
@@ -30,6 +31,7 @@ __all__ = [
     "size_op",
 ]
 
+complete(TENSORFLOW, globals())
 as_it_is(
     allgather,
     allreduce,

@@ -34,13 +34,6 @@ def allgather(
 
         >>> hvd.allgather(tf.fill([hvd.rank() + 1, 2], hvd.rank())).numpy().tolist()
         [[0, 0], [1, 1], [1, 1]]
-
-    Args:
-        tensor: with at least one dimension; of a dtype as for `allreduce`, or bool. The shape may differ between ranks
-            in the first dimension only, which may be 0.
-        name, ignore_name_scope, process_set: as for `allreduce`.
-
-    Raises what `allreduce` does; tf.errors.FailedPreconditionError for a scalar.
     """
     tensor = dense(tensor, "allgather", name)
     called = named("allgather", "HorovodAllgather", name, tensor, ignore_name_scope)
@@ -55,13 +48,10 @@ def grouped_allgather(
 ) -> list[tf.Tensor]:
     """`allgather` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
 
-    Each tensor has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
-    on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> [one.numpy().tolist() for one in hvd.grouped_allgather([tf.constant([hvd.rank()]), tf.ones(hvd.rank())])]
         [[0, 1], [1.0]]
-
-    Raises what `allgather` does.
     """
     made = [dense(tensor, "grouped_allgather", name) for tensor in tensors]
     if not made:

@@ -46,27 +46,6 @@ def allreduce(
 
         >>> hvd.allreduce(tf.constant([1.0, hvd.rank()]))
         <tf.Tensor: shape=(2,), dtype=float32, numpy=array([1. , 0.5], dtype=float32)>
-
-    Args:
-        tensor: integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64
-            or (but for Average) bool. Of tf.IndexedSlices, rows of all ranks are gathered; the result is one, too.
-        average: deprecated, use op.
-        device_dense, device_sparse: of the operation; "" is where TensorFlow puts it.
-        compression: how the tensor travels, for example Compression.fp16.
-        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point tensors in
-            the global process set.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
-        name: matches the call across ranks; without one, eager calls match by their order, and those in a function by
-            the name of `tensor`.
-        process_set: the ranks that take part.
-        ignore_name_scope: the name does not begin with TensorFlow's name scope.
-
-    Raises:
-        ValueError, NotImplementedError: an op that does not exist, or not for this tensor.
-        tf.errors.InvalidArgumentError: a dtype that can't be sent, a name in flight already, a bad process set.
-        tf.errors.FailedPreconditionError: the ranks do not agree (the message says in what); before hvd.init().
-        tf.errors.UnknownError: a rank was lost.
     """
     op = reduce_op(op, average)
     if isinstance(tensor, tf.IndexedSlices):
@@ -119,14 +98,6 @@ def grouped_allreduce(
 
         >>> [one.numpy() for one in hvd.grouped_allreduce([tf.ones(2), tf.constant(hvd.rank())], op=hvd.Sum)]
         [array([2., 2.], dtype=float32), 1]
-
-    Args:
-        tensors: each as for `allreduce`; shapes and dtypes may differ within the list, not between ranks. The list may
-            be empty. tf.IndexedSlices among them are gathered one by one.
-        average, device_dense, device_sparse, compression, op, name: as for `allreduce`.
-        prescale_factor, postscale_factor, process_set, ignore_name_scope: as for `allreduce`.
-
-    Raises what `allreduce` does, for any of the tensors.
     """
     op = reduce_op(op, average)
     tensors = list(tensors)

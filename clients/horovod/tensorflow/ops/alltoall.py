@@ -30,17 +30,8 @@ def alltoall(
         >>> rows.numpy().tolist(), received.numpy().tolist()
         ([10, 110], [1, 1])  # on rank 0; on rank 1 ([11, 12, 111, 112], [2, 2])
 
-    Args:
-        tensor: with at least one dimension; of a dtype as for `allreduce`, or bool. All but the first dimension must
-            agree on all ranks.
-        splits: how many rows go to each rank, a list or a tensor; their sum is at most the number of rows. None: equal
-            parts.
-        name, ignore_name_scope, process_set: as for `allreduce`.
-
     Returns:
         The rows; with `splits` the rows and how many of them came from each rank, an int32 tensor.
-
-    Raises what `allreduce` does; tf.errors.InvalidArgumentError for splits that do not fit.
     """
     tensor = dense(tensor, "alltoall", name)
     called = named("alltoall", "HorovodAlltoall", name, tensor, ignore_name_scope)

@@ -13,13 +13,7 @@ from horovod.tensorflow.library import raised_as_tensorflow_does
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it. Eager only: a graph has an order of its own. Example:
 
-        >>> hvd.barrier()
-
-    Raises:
-        NotImplementedError: in a tf.function or a v1 graph.
-        tf.errors.FailedPreconditionError: before hvd.init().
-        tf.errors.InvalidArgumentError: a set that is not registered or that this rank is not a member of.
-        tf.errors.UnknownError: a rank was lost.
+    >>> hvd.barrier()
     """
     if not tf.executing_eagerly():
         raise NotImplementedError(

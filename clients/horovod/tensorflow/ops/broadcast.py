@@ -35,13 +35,6 @@ def broadcast(
 
         >>> hvd.broadcast(tf.constant([hvd.rank()]), root_rank=1).numpy()
         array([1], dtype=int32)
-
-    Args:
-        tensor: of a dtype as for `allreduce`, or bool.
-        root_rank: a rank of the world, also for process sets.
-        name, ignore_name_scope, process_set: as for `allreduce`.
-
-    Raises what `allreduce` does; tf.errors.InvalidArgumentError for a root that is not one of the ranks.
     """
     tensor = dense(tensor, "broadcast", name)
     called = named("broadcast", "HorovodBroadcast", name, tensor, ignore_name_scope)
@@ -98,16 +91,8 @@ def broadcast_(
         >>> counts.numpy()
         array([1, 5], dtype=int32)
 
-    Args:
-        variables: tf.Variable, or keras.Variable on TensorFlow; of dtypes as for `allreduce`, or bool.
-        root_rank, name, process_set: as for `broadcast`.
-
     Returns:
         The variables as a list; in a v1 graph what to run in the session.
-
-    Raises:
-        ValueError: not all are resource variables, or not all reference variables (of v1 graphs).
-        tf.errors.OpError: what `broadcast` raises.
     """
     variables = [_variable(one) for one in variables]
     kinds = {_is_resource(one) for one in variables}

@@ -18,10 +18,6 @@ def join() -> tf.Tensor:
         ...     _ = hvd.allreduce(tf.ones(2), name="loss")
         >>> int(hvd.join())
         1
-
-    Raises:
-        tf.errors.FailedPreconditionError: before hvd.init().
-        tf.errors.UnknownError: a rank was lost.
     """
     if not tf.executing_eagerly():
         return OPS.horovod_join()

@@ -42,14 +42,6 @@ def reducescatter(
 
         >>> hvd.reducescatter(tf.constant([1.0, 2.0, 3.0]), op=hvd.Sum).numpy().tolist()
         [2.0, 4.0]  # on rank 0; [6.0] on rank 1
-
-    Args:
-        tensor: with at least one dimension; of a dtype as for `allreduce`.
-        op: hvd.Average or hvd.Sum.
-        device_dense, compression, name, process_set, ignore_name_scope, prescale_factor, postscale_factor: as for
-            `allreduce`.
-
-    Raises what `allreduce` does; ValueError for a scalar, tf.errors.AbortedError for Min, Max and Product.
     """
     with tf.device(device_dense):
         tensor = dense(tensor, "reducescatter", name)
@@ -94,13 +86,10 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """`reducescatter` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
 
-    Each tensor has a shape and dtype as for `reducescatter`; they may differ within the list, which may be empty.
     Example, on ranks 0 and 1:
 
         >>> [one.numpy().tolist() for one in hvd.grouped_reducescatter([tf.ones([2]), tf.ones([2, 1])], op=hvd.Sum)]
         [[2.0], [[2.0]]]
-
-    Raises what `reducescatter` does.
     """
     with tf.device(device_dense):
         made = [dense(tensor, "grouped_reducescatter", name) for tensor in tensors]

@@ -1,5 +1,6 @@
 """The collectives on torch tensors, one module for each."""
 
+from horovod.common.ops.faces import TORCH, complete
 from horovod.torch.ops.allgather import allgather, allgather_async, grouped_allgather, grouped_allgather_async
 from horovod.torch.ops.allreduce import (
     allreduce,
@@ -50,3 +51,5 @@ __all__ = [
     "reducescatter_async",
     "sparse_allreduce_async",
 ]
+
+complete(TORCH, globals())

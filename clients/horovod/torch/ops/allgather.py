@@ -35,17 +35,6 @@ def allgather(
     On a GPU the result is memory of Horovod's own, not of PyTorch's allocator, for the stream that is current when it
     is handed over. `record_stream` does not know it: to use the result on another stream, `clone()` it, or let that
     stream wait for this one first (`other.wait_stream(current)`) and this one for that before the last reference goes.
-
-    Args:
-        tensor: dense, with any strides and at least one dimension; integers of 8 to 64 bits, signed or not,
-            float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or bool.
-            The shape may differ between ranks in the first dimension only, which may be 0.
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a tensor that can't be sent, a name that is in flight already, a bad process set.
-        HorovodInternalError: the ranks do not agree, the tensor is a scalar, or a rank was lost.
     """
     if needs_gradient(tensor):
         result: torch.Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
@@ -58,14 +47,11 @@ def allgather_async(
 ) -> AnyHandle:
     """Starts `allgather` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
 
-    `tensor` has a shape and dtype as for `allgather`, and must not be changed until then. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> handle = hvd.allgather_async(torch.tensor([hvd.rank()]))
         >>> hvd.synchronize(handle)
         tensor([0, 1])
-
-    Raises:
-        ValueError: as `allgather`. HorovodInternalError is raised by `synchronize`.
     """
     return COLLECTIVES.allgather_async(tensor, name, process_set)
 
@@ -75,13 +61,10 @@ def grouped_allgather(
 ) -> tuple[torch.Tensor, ...]:
     """`allgather` of several tensors as one operation; a tuple of new tensors in the order given. Differentiable.
 
-    Each tensor has a shape and dtype as for `allgather`; they may differ within the list, which may be empty. Example,
-    on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> hvd.grouped_allgather([torch.tensor([hvd.rank()]), torch.ones(hvd.rank())])
         (tensor([0, 1]), tensor([1.]))
-
-    Raises what `allgather` does, and HorovodInternalError for tensors on several devices.
     """
     tensors = tuple(tensors)
     if needs_gradient(*tensors):
@@ -95,13 +78,11 @@ def grouped_allgather_async(
 ) -> AnyHandle:
     """Starts `grouped_allgather` and returns a handle; `synchronize(handle)` gives a tuple of new tensors.
 
-    Shapes and dtypes are those of `grouped_allgather`. Not differentiable. Example, on ranks 0 and 1:
+    Not differentiable. Example, on ranks 0 and 1:
 
         >>> handle = hvd.grouped_allgather_async([torch.tensor([hvd.rank()])])
         >>> hvd.synchronize(handle)
         (tensor([0, 1]),)
-
-    Raises what `grouped_allgather` does; what goes wrong after the start is raised by `synchronize`.
     """
     return COLLECTIVES.start_allgathers(tensors, name, process_set)
 

@@ -44,23 +44,6 @@ def allreduce(
 
         >>> hvd.allreduce(torch.tensor([1.0, hvd.rank()]))
         tensor([1.0000, 0.5000])
-
-    Args:
-        tensor: dense, with any strides; integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16,
-            bfloat16, float32, float64, complex (Average and Sum only) or (but for Average) bool. Contiguous tensors of
-            real numbers travel without a copy.
-        average: deprecated, use op.
-        name: matches the call across ranks; without one, calls match by their order.
-        compression: how the tensor travels, for example Compression.fp16.
-        op: hvd.Average, Sum, Min, Max, Product, or Adasum (docs/algorithms.md), which takes floating-point tensors in
-            the global process set.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a tensor that can't be reduced, a name that is in flight already, a bad op or process set.
-        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost.
     """
     op = reduce_op(op, average)
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
@@ -80,14 +63,11 @@ def allreduce_async(
 ) -> AnyHandle:
     """Starts `allreduce` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
 
-    `tensor` has a shape and dtype as for `allreduce`, and must not be changed until then. Example, on two ranks:
+    Example, on two ranks:
 
         >>> handle = hvd.allreduce_async(torch.ones(3), name="loss", op=hvd.Sum)
         >>> hvd.synchronize(handle)
         tensor([2., 2., 2.])
-
-    Raises:
-        ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
     op = reduce_op(op, average)
     return COLLECTIVES.allreduce_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
@@ -104,8 +84,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """`allreduce` into `tensor` itself, which is returned. The fastest form; not differentiable.
 
-    Takes shapes and dtypes as `allreduce` and raises what it does, and ValueError for an expanded tensor, of which
-    several elements are one place in memory. Example, on two ranks:
+    Example, on two ranks:
 
         >>> counts = torch.tensor([1, hvd.rank()])
         >>> hvd.allreduce_(counts, op=hvd.Sum)
@@ -142,15 +121,12 @@ def allreduce_async_(
 ) -> AnyHandle:
     """Starts `allreduce_` and returns a handle; `synchronize(handle)` gives `tensor` with the result in it.
 
-    `tensor` has a shape and dtype as for `allreduce`, and must be left alone until then. Example, on two ranks:
+    Example, on two ranks:
 
         >>> tensor = torch.ones(2)
         >>> handle = hvd.allreduce_async_(tensor, op=hvd.Sum)
         >>> hvd.synchronize(handle) is tensor
         True
-
-    Raises:
-        ValueError: as `allreduce`. HorovodInternalError is raised by `synchronize`.
     """
     op = reduce_op(op, average)
     return COLLECTIVES.allreduce_async_(tensor, op, name, prescale_factor, postscale_factor, process_set)
@@ -172,15 +148,6 @@ def grouped_allreduce(
 
         >>> hvd.grouped_allreduce([torch.ones(2), torch.tensor(hvd.rank())], op=hvd.Sum)
         [tensor([2., 2.]), tensor(1)]
-
-    Args:
-        tensors: each as for `allreduce`, all on one device; shapes and dtypes may differ within the list, not between
-            ranks. The list may be empty.
-        average, name, compression, op, prescale_factor, postscale_factor, process_set: as for `allreduce`.
-
-    Raises:
-        ValueError: as `allreduce`, for any of the tensors.
-        HorovodInternalError: the tensors are on several devices, the ranks do not agree, or a rank was lost.
     """
     op = reduce_op(op, average)
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
@@ -198,13 +165,11 @@ def grouped_allreduce_async(
 ) -> AnyHandle:
     """Starts `grouped_allreduce` and returns a handle; `synchronize(handle)` gives a tuple of new tensors.
 
-    Shapes and dtypes are those of `grouped_allreduce`. Not differentiable. Example, on two ranks:
+    Not differentiable. Example, on two ranks:
 
         >>> handle = hvd.grouped_allreduce_async([torch.ones(2), torch.ones(1)], op=hvd.Sum)
         >>> hvd.synchronize(handle)
         (tensor([2., 2.]), tensor([2.]))
-
-    Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
     """
     op = reduce_op(op, average)
     return COLLECTIVES.start_allreduces(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
@@ -221,7 +186,7 @@ def grouped_allreduce_(
 ) -> tuple[torch.Tensor, ...]:
     """`grouped_allreduce` into the tensors themselves, which are returned as a tuple. Not differentiable.
 
-    Takes shapes and dtypes as `grouped_allreduce` and raises what it does. Example, on two ranks:
+    Example, on two ranks:
 
         >>> gradients = [torch.ones(2), torch.ones(1)]
         >>> _ = hvd.grouped_allreduce_(gradients, op=hvd.Sum)
@@ -244,14 +209,12 @@ def grouped_allreduce_async_(
 ) -> AnyHandle:
     """Starts `grouped_allreduce_` and returns a handle; `synchronize(handle)` gives the tuple of `tensors`.
 
-    Shapes and dtypes are those of `grouped_allreduce`. Example, on two ranks:
+    Example, on two ranks:
 
         >>> gradients = [torch.ones(2), torch.ones(1)]
         >>> handle = hvd.grouped_allreduce_async_(gradients, op=hvd.Sum)
         >>> hvd.synchronize(handle)[0] is gradients[0]
         True
-
-    Raises what `grouped_allreduce` does; what goes wrong after the start is raised by `synchronize`.
     """
     op = reduce_op(op, average)
     return COLLECTIVES.start_allreduces(tensors, True, op, name, prescale_factor, postscale_factor, process_set)

@@ -23,28 +23,16 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends `splits[r]` rows of `tensor` to rank r of the set, and returns the rows received, ordered by their source.
 
-    Without `splits` the rows are cut into equal parts and the result is the tensor alone; with it, the result is
-    the pair `(output, received_splits)`, where received_splits[r] rows came from rank r. Rows beyond sum(splits) are
-    not sent. Differentiable: the gradient travels back the way the rows came. Example, on ranks 0 and 1:
+    Without `splits` the rows are cut into equal parts and the result is the tensor alone; with it, the result is the
+    pair `(output, received_splits)`, where received_splits[r] rows came from rank r. Rows beyond sum(splits) are not
+    sent. Differentiable: the gradient travels back the way the rows came. Example, on ranks 0 and 1:
 
         >>> hvd.alltoall(torch.tensor([10, 11]) + 100 * hvd.rank())
         tensor([ 10, 110])  # on rank 0; tensor([ 11, 111]) on rank 1
 
-    Args:
-        tensor: dense, with any strides, of a shape in which all dimensions but the first agree across ranks;
-            integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64,
-            complex or bool.
-        splits: as many whole numbers as the set has members, or an int32 tensor of them.
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
     Returns:
         The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32, on the
         device of `splits` if that is a tensor. What `allgather` says of results on a GPU holds here as well.
-
-    Raises:
-        ValueError: splits that do not fit, a tensor that can't be sent, a name that is in flight already.
-        HorovodInternalError: the ranks do not agree, the tensor is a scalar, or a rank was lost.
     """
     if needs_gradient(tensor):
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
@@ -62,14 +50,11 @@ def alltoall_async(
 ) -> AnyHandle:
     """Starts `alltoall`; `synchronize(handle)` always gives `(output, received_splits)`. Not differentiable.
 
-    `tensor` has a shape and dtype as for `alltoall`, and must not be changed until then. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> handle = hvd.alltoall_async(torch.tensor([10, 11]), splits=[0, 2])
         >>> hvd.synchronize(handle)[1]
         tensor([0, 0], dtype=torch.int32)  # on rank 0; tensor([2, 2], dtype=torch.int32) on rank 1
-
-    Raises:
-        ValueError: as `alltoall`. HorovodInternalError is raised by `synchronize`.
     """
     return COLLECTIVES.alltoall_async(
         tensor, _numbers(splits), name, process_set, lambda counts: _received(counts, splits)

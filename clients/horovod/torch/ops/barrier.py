@@ -9,10 +9,6 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Blocks until every rank of `process_set` has called it.
 
-        >>> hvd.barrier()
-
-    Raises:
-        ValueError: a set that is not registered or that this rank is not a member of.
-        HorovodInternalError: a rank was lost meanwhile.
+    >>> hvd.barrier()
     """
     collectives.barrier(process_set)

@@ -28,17 +28,6 @@ def broadcast(
 
         >>> hvd.broadcast(torch.tensor(hvd.rank()), root_rank=1)
         tensor(1)
-
-    Args:
-        tensor: dense, with any strides, of the same shape and dtype on all ranks; integers of 8 to 64 bits,
-            signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or bool.
-        root_rank: a global rank (also with a process set, of which it must be a member).
-        name: matches the call across ranks; without one, calls match by their order.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a tensor that can't be sent, a root that is not a rank of the set, a name that is in flight already.
-        HorovodInternalError: the ranks do not agree (the message says in what), or a rank was lost.
     """
     if needs_gradient(tensor):
         result: torch.Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
@@ -51,14 +40,11 @@ def broadcast_async(
 ) -> AnyHandle:
     """Starts `broadcast` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
 
-    `tensor` has a shape and dtype as for `broadcast`. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> handle = hvd.broadcast_async(torch.tensor([hvd.rank()]), root_rank=1)
         >>> hvd.synchronize(handle)
         tensor([1])
-
-    Raises:
-        ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
     return COLLECTIVES.broadcast_async(tensor, root_rank, name, process_set)
 
@@ -68,7 +54,7 @@ def broadcast_(
 ) -> torch.Tensor:
     """`broadcast` into `tensor` itself, which is returned. Not differentiable.
 
-    Takes shapes and dtypes as `broadcast` and raises what it does. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> tensor = torch.tensor([hvd.rank()])
         >>> hvd.broadcast_(tensor, root_rank=1) is tensor
@@ -84,15 +70,12 @@ def broadcast_async_(
 ) -> AnyHandle:
     """Starts `broadcast_` and returns a handle; `synchronize(handle)` gives `tensor` with root's values in it.
 
-    `tensor` has a shape and dtype as for `broadcast`, and must be left alone until then. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> tensor = torch.tensor([hvd.rank()])
         >>> handle = hvd.broadcast_async_(tensor, root_rank=1)
         >>> hvd.synchronize(handle) is tensor
         True
-
-    Raises:
-        ValueError: as `broadcast`. HorovodInternalError is raised by `synchronize`.
     """
     return COLLECTIVES.broadcast_async_(tensor, root_rank, name, process_set)
 

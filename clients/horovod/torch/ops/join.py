@@ -13,16 +13,8 @@ def join(device: int = -1) -> int:
     operation in the global process set fails with "<Operation> is not supported with Join at this time." on the ranks
     that call it; so sparse gradients need DistributedOptimizer(sparse_as_dense=True).
 
-    Args:
-        device: the index of this rank's GPU, or -1. The zeros of an operation are made where the other ranks have their
-            tensors, so it is needed only where they are on GPUs and this rank has not reduced any there yet.
-
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
-
-    Raises:
-        HorovodInternalError: a rank is lost, or leaves without joining.
-        TypeError: `device` is no integer.
 
     Example, on two ranks of which one has more data:
 

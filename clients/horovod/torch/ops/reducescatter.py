@@ -38,22 +38,6 @@ def reducescatter(
         tensor([0., 2.])  # on rank 0; tensor([4., 6.]) on rank 1
 
     What `allgather` says of results on a GPU holds here as well.
-
-    Args:
-        tensor: dense, with any strides and at least one dimension, of the same shape and dtype on all ranks; integers
-            of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, complex or
-            (but for Average) bool.
-        name: matches the call across ranks; without one, calls match by their order.
-        compression: how the tensor travels, for example Compression.fp16.
-        op: hvd.Average or hvd.Sum.
-        process_set: the ranks that take part.
-        prescale_factor: multiplies the tensor before the reduction.
-        postscale_factor: multiplies the result.
-
-    Raises:
-        ValueError: a scalar or another tensor that can't be reduced, a name that is in flight already.
-        NotImplementedError: hvd.Adasum.
-        HorovodInternalError: another op, ranks that do not agree, or a lost rank.
     """
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
     if compression is Compression.none:
@@ -71,14 +55,11 @@ def reducescatter_async(
 ) -> AnyHandle:
     """Starts `reducescatter` and returns a handle; `synchronize(handle)` gives the new tensor. Not differentiable.
 
-    `tensor` has a shape and dtype as for `reducescatter`, and must not be changed until then. Example, on ranks 0 and
-    1:
+    Example, on ranks 0 and 1:
 
         >>> handle = hvd.reducescatter_async(torch.arange(3.0), op=hvd.Sum)
         >>> hvd.synchronize(handle)
         tensor([0., 2.])  # on rank 0; tensor([4.]) on rank 1
-
-    Raises what `reducescatter` does; what goes wrong after the start is raised by `synchronize`.
     """
     return COLLECTIVES.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
@@ -94,13 +75,10 @@ def grouped_reducescatter(
 ) -> list[torch.Tensor]:
     """`reducescatter` of several tensors as one operation; a list of new tensors in the order given. Differentiable.
 
-    Each tensor has a shape and dtype as for `reducescatter`; they may differ within the list, which may be empty.
     Example, on ranks 0 and 1:
 
         >>> hvd.grouped_reducescatter([torch.arange(2.0), torch.ones(1)], op=hvd.Sum)
         [tensor([0.]), tensor([2.])]  # on rank 0; [tensor([2.]), tensor([])] on rank 1
-
-    Raises what `reducescatter` does, and HorovodInternalError for tensors on several devices.
     """
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
     return compressed_group(compression, tensors, _grouped_differentiable, *arguments)
@@ -116,13 +94,11 @@ def grouped_reducescatter_async(
 ) -> AnyHandle:
     """Starts `grouped_reducescatter`; `synchronize(handle)` gives a tuple of new tensors. Not differentiable.
 
-    Shapes and dtypes are those of `grouped_reducescatter`. Example, on ranks 0 and 1:
+    Example, on ranks 0 and 1:
 
         >>> handle = hvd.grouped_reducescatter_async([torch.arange(2.0)], op=hvd.Sum)
         >>> hvd.synchronize(handle)
         (tensor([0.]),)  # on rank 0; (tensor([2.]),) on rank 1
-
-    Raises what `grouped_reducescatter` does; what goes wrong after the start is raised by `synchronize`.
     """
     return COLLECTIVES.start_reducescatters(tensors, op, name, prescale_factor, postscale_factor, process_set)
 

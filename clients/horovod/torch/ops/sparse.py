@@ -24,17 +24,6 @@ def sparse_allreduce_async(
         >>> wait = hvd.sparse_allreduce_async(mine, name="embedding", op=hvd.Sum)
         >>> wait().to_dense()
         tensor([2., 2., 2., 0.])
-
-    Args:
-        tensor: sparse COO, of the same shape and dtype on all ranks; the number of entries may differ, also be zero.
-        name: required; two operations `<name>.indices` and `<name>.values` are started.
-        op: hvd.Average (entries are divided by the number of ranks) or hvd.Sum.
-        process_set: the ranks that take part.
-
-    Raises:
-        ValueError: a tensor that is not sparse COO, another op, a name that is in flight already, a bad process set.
-        NotImplementedError: hvd.Adasum.
-        HorovodInternalError: by the returned function; the ranks do not agree, or a rank was lost.
     """
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(
