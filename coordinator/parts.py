@@ -19,6 +19,7 @@ from .metrics import MeasuredStore
 from .pages import Readiness
 from .services.agents import AgentsService
 from .services.auth import Access
+from .services.calls import add_service_to_server
 from .services.cluster import ClusterHub
 from .services.health import add_health_to_server
 from .services.hub import Hub
@@ -26,7 +27,7 @@ from .services.jobs import JobsService
 from .services.membership import MembershipService
 from .services.negotiation_service import NegotiationService
 from .services.peers import Peers
-from .services.sending import Sending, add_service_to_server
+from .services.sending import Sending
 from .store import Store
 
 MAX_REQUEST_BYTES = 8 << 20
@@ -134,13 +135,13 @@ def add_services(
     ready: Readiness,
 ) -> None:
     sending = Sending()
-    for contract, name, servicer in (
-        (membership_pb2, "Membership", MembershipService(hub, access, sending)),
-        (negotiation_pb2, "Negotiation", NegotiationService(hub, access, sending)),
-        (agents_pb2, "Agents", AgentsService(cluster, access, sending)),
-        (jobs_pb2, "Jobs", JobsService(cluster, access, sending)),
+    for contract, name, servicer, of_one in (
+        (membership_pb2, "Membership", MembershipService(hub, access, sending), None),
+        (negotiation_pb2, "Negotiation", NegotiationService(hub, access, sending), None),
+        (agents_pb2, "Agents", AgentsService(cluster, access, sending), cluster),
+        (jobs_pb2, "Jobs", JobsService(cluster, access, sending), cluster),
     ):
-        add_service_to_server(server, contract.DESCRIPTOR, name, servicer)
+        add_service_to_server(server, contract.DESCRIPTOR, name, servicer, access, of_one)
     add_health_to_server(ready, server, access.strangers)
     server.add_generic_rpc_handlers(tuple(one.handler(access) for one in config.services))
 

@@ -7,7 +7,6 @@ import grpc
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.words import printable
-from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
 
@@ -25,24 +24,14 @@ class AgentsService:
         self._access = access
         self._sending = sending
 
-    async def GetCode(self, request: pb.GetCodeRequest, context: Context) -> jobs_pb2.CodeChunk:  # noqa: N802
-        await self._access.admit(context, None)
-        await check_serving(self._hub, context)
-        data: bytes | None = None
-        try:
-            async with own_errors(context, "an agent"):
-                data = await self._hub.code.get(request.sha256, request.index)
-        except StoreError as error:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"The store does not give the code now: {error}")
+    async def GetCode(self, request: pb.GetCodeRequest) -> jobs_pb2.CodeChunk:  # noqa: N802
+        data = await self._hub.code.get(request.sha256, request.index)
         if data is None:
             sentence = coded(ClusterCode.CODE_NOT_HERE, "The coordinator does not have this code.")
-            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
-        return jobs_pb2.CodeChunk(index=request.index, data=data or b"")
+            raise RefusedError(grpc.StatusCode.NOT_FOUND, sentence)
+        return jobs_pb2.CodeChunk(index=request.index, data=data)
 
-    async def Connected(  # noqa: N802
-        self, request: pb.ConnectedRequest, context: Context
-    ) -> pb.ConnectedAnswer:
-        await self._access.admit(context, None)
+    async def Connected(self, request: pb.ConnectedRequest) -> pb.ConnectedAnswer:  # noqa: N802
         return pb.ConnectedAnswer(agents=self._hub.connected_agents())
 
     async def Attach(  # noqa: N802 - the contract's name

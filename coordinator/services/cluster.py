@@ -34,7 +34,7 @@ from .lanes import Act, Lanes
 from .leading import Leading
 from .peers import Peers
 from .sending import Outbox
-from .streams import MAX_SHOWN, Context, RefusedError
+from .streams import MAX_SHOWN, Context, NotServingError, RefusedError
 from .ticks import Ticks
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that its client could not connect to just now
@@ -44,10 +44,6 @@ STORIES_S = 2.0  # a listing waits so long for the stories of jobs
 CommandOutbox = Outbox[pb.AgentCommand]
 
 _log = logging.getLogger(__name__)
-
-
-class NotServingError(Exception):
-    """Another coordinator serves agents and jobs from now on, and is to be asked."""
 
 
 async def _unknown_attendance(job: str) -> Attendance | None:

@@ -16,7 +16,6 @@ from horovod.base.words import printable
 from horovod.coordinator.core.world.checks import defect_of, refusal_of, refusal_of_attach
 from horovod.coordinator.store import StoreError
 from horovod.protos.v1 import membership_pb2 as pb
-from horovod.protos.v1.membership_pb2_grpc import MembershipServicer
 
 from .auth import Access
 from .hub import EventOutbox, Hub
@@ -34,13 +33,13 @@ _NONSENSE = coded(
 )
 
 
-class MembershipService(MembershipServicer):
+class MembershipService:
     def __init__(self, hub: Hub, access: Access, sending: Sending) -> None:
         self._hub = hub
         self._access = access
         self._sending = sending
 
-    async def Join(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
+    async def Join(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[pb.MemberMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "a join request")
@@ -164,15 +163,11 @@ class MembershipService(MembershipServicer):
         finally:
             await end_tasks([asking])
 
-    async def Serves(self, request: pb.ServesRequest, context: Context) -> pb.ServesAnswer:  # noqa: N802
-        await self._access.admit(context, None)
+    async def Serves(self, request: pb.ServesRequest) -> pb.ServesAnswer:  # noqa: N802
         serving = self._hub.serving
         return pb.ServesAnswer(replica=serving.replica, serves=serving.claims(request.job))
 
-    async def Attendance(  # noqa: N802
-        self, request: pb.AttendanceRequest, context: Context
-    ) -> pb.AttendanceAnswer:
-        await self._access.admit(context, None)
+    async def Attendance(self, request: pb.AttendanceRequest) -> pb.AttendanceAnswer:  # noqa: N802
         found = self._hub.attendance(request.job)
         if found is None:
             return pb.AttendanceAnswer()

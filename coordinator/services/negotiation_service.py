@@ -10,7 +10,6 @@ from horovod.base.words import printable
 from horovod.coordinator.core.agreement.budget import TooMuchError
 from horovod.coordinator.core.agreement.takeover import ContradictionError
 from horovod.protos.v1 import negotiation_pb2 as pb
-from horovod.protos.v1.negotiation_pb2_grpc import NegotiationServicer
 
 from .auth import Access
 from .hub import Hub
@@ -22,13 +21,13 @@ MAX_DECISIONS = 1 << 14  # messages that may wait until one member reads them
 MAX_MESSAGE_BYTES = 1 << 20  # well below the 4 MiB that gRPC takes unless told otherwise
 
 
-class NegotiationService(NegotiationServicer):
+class NegotiationService:
     def __init__(self, hub: Hub, access: Access, sending: Sending) -> None:
         self._hub = hub
         self._access = access
         self._sending = sending
 
-    async def Negotiate(  # type: ignore[override]  # noqa: N802 - the contract's name; grpc.aio also takes a coroutine
+    async def Negotiate(  # noqa: N802 - the contract's name
         self, request_iterator: AsyncIterator[pb.NegotiationMessage], context: Context
     ) -> None:
         first = await first_message(request_iterator, context, "a hello")

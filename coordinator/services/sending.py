@@ -8,12 +8,10 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from horovod.base.errors import ClusterCode, coded
 from horovod.base.protocol import RELAY_FRAME
@@ -268,39 +266,3 @@ class Sending:
         self.serializer = Serializer()
         self.turns = Turns()
         self.repeats = Repeats()
-
-
-def add_service_to_server(server: grpc.aio.Server, file: FileDescriptor, name: str, servicer: Any) -> None:
-    """Serves each method of the service `name` of a .proto file by the method of `servicer` that has the same name, as
-    the generated add_..._to_server does; but answers may be bytes already, and requests are parsed as below.
-    """
-    (contract,) = (one for one in FileDescriptorProto.FromString(file.serialized_pb).service if one.name == name)
-    described: Any = file.services_by_name[name]  # protobuf before 4.22 has no public name for a descriptor's class
-    handlers: dict[str, Any] = {}
-    for method in contract.method:
-        serve = getattr(servicer, method.name)
-        request = described.methods_by_name[method.name].input_type._concrete_class
-        if method.client_streaming and method.server_streaming:
-            handlers[method.name] = grpc.stream_stream_rpc_method_handler(serve, request.FromString, as_bytes)
-        else:
-            assert method.client_streaming is method.server_streaming is False, "a stream on one side only"
-            handlers[method.name] = call_handler(serve, request)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{file.package}.{name}", handlers),))
-
-
-def call_handler(servicer: Any, request: type[Message]) -> grpc.RpcMethodHandler[Any, Any]:
-    """For a method with one request and one answer.
-
-    The bytes are parsed here: gRPC would tell the caller nothing of bytes that are no message, and write a traceback to
-    the log, for a peer that has not shown its token yet.
-    """
-
-    async def call(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            message = request.FromString(data)
-        except DecodeError:
-            sentence = coded(ClusterCode.WRONG_MESSAGE, "The request is damaged or of another protocol.")
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
-        return await servicer(message, context)
-
-    return grpc.unary_unary_rpc_method_handler(call, response_serializer=as_bytes)

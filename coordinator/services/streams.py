@@ -27,8 +27,12 @@ Response = TypeVar("Response", bound=Message)
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
+class NotServingError(Exception):
+    """Another coordinator serves agents and jobs from now on, and is to be asked."""
+
+
 class RefusedError(Exception):
-    """Ends the stream with a status and a sentence."""
+    """Ends a stream or a call with a status and a sentence."""
 
     def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
         super().__init__(sentence)
@@ -83,10 +87,12 @@ def own_error(error: Exception, who: str) -> str:
 
 @contextlib.asynccontextmanager
 async def own_errors(context: Context, who: str) -> AsyncIterator[None]:
-    """For what a servicer does outside of `converse`: an unexpected error ends the stream with a sentence."""
+    """For what a servicer does outside of `converse`: a refusal or an error that is unexpected ends the call."""
     try:
         yield
-    except (grpc.aio.AbortError, StoreError):
+    except RefusedError as error:
+        await context.abort(error.code, str(error))
+    except (grpc.aio.AbortError, StoreError, NotServingError):
         raise
     except Exception as error:
         if context.done():
