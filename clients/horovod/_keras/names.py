@@ -2,88 +2,22 @@
 
 from __future__ import annotations
 
-from horovod._keras.api import (
-    PartialDistributedOptimizer,
-    allgather,
-    allreduce,
-    barrier,
-    broadcast,
-    reducescatter,
-)
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.ops.objects import allgather_object, broadcast_object
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+from horovod._keras.api import (
+    PartialDistributedOptimizer as PartialDistributedOptimizer,
+)
+from horovod._keras.api import allgather as allgather
+from horovod._keras.api import allreduce as allreduce
+from horovod._keras.api import barrier as barrier
+from horovod._keras.api import broadcast as broadcast
+from horovod._keras.api import reducescatter as reducescatter
+from horovod.common import names as _names
+from horovod.common.basics import is_homogeneous as is_homogeneous
+from horovod.common.names import *  # noqa: F403
+from horovod.common.ops.objects import allgather_object as allgather_object
+from horovod.common.ops.objects import broadcast_object as broadcast_object
+
+if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ and is not only imported is public
+    __all__ = [*_names.__all__, "PartialDistributedOptimizer", "allgather", "allgather_object"]  # noqa: PLE0604
+    __all__ += ["allreduce", "barrier", "broadcast", "broadcast_object", "is_homogeneous", "reducescatter"]

@@ -10,6 +10,8 @@ Everything public is a name of this module. All of it works outside of compiled 
 work under jax.jit and its like as well.
 """
 
+from typing import TYPE_CHECKING
+
 try:
     from jax import typeof  # noqa: F401  (the youngest name that this needs)
 except ModuleNotFoundError as error:
@@ -23,108 +25,28 @@ except ImportError as error:
     ) from error
 
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.exceptions import HorovodInternalError
+from horovod.common import names as _names
+from horovod.common.basics import is_homogeneous as is_homogeneous
+from horovod.common.exceptions import HorovodInternalError as HorovodInternalError
+from horovod.common.names import *  # noqa: F403
 from horovod.common.ops import faces as _faces
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovod.jax import derivatives, elastic  # noqa: F401  (the rules of the primitive)
-from horovod.jax.compression import Compression
-from horovod.jax.functions import (
-    allgather_object,
-    barrier,
-    broadcast_object,
-    broadcast_optimizer_state,
-    broadcast_parameters,
-    join,
-    shutdown,
-)
-from horovod.jax.reductions import allreduce, grouped_allreduce, grouped_reducescatter, reducescatter
-from horovod.jax.rows import allgather, alltoall, broadcast, grouped_allgather
-from horovod.jax.training import DistributedOptimizer, grad, value_and_grad
+from horovod.jax import derivatives as _derivatives  # noqa: F401  (the rules of the primitive)
+from horovod.jax import elastic as elastic
+from horovod.jax import functions as _functions
+from horovod.jax import reductions as _reductions
+from horovod.jax import rows as _rows
+from horovod.jax.compression import Compression as Compression
+from horovod.jax.functions import *  # noqa: F403
+from horovod.jax.functions import shutdown as shutdown  # in place of the shared one
+from horovod.jax.reductions import *  # noqa: F403
+from horovod.jax.rows import *  # noqa: F403
+from horovod.jax.training import DistributedOptimizer as DistributedOptimizer
+from horovod.jax.training import grad as grad
+from horovod.jax.training import value_and_grad as value_and_grad
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_optimizer_state",
-    "broadcast_parameters",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grad",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-    "value_and_grad",
-]
+if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ and is not only imported is public
+    __all__ = [*_names.__all__, *_functions.__all__, *_reductions.__all__, *_rows.__all__]  # noqa: PLE0604
+    __all__ += ["Compression", "DistributedOptimizer", "HorovodInternalError", "elastic", "grad", "is_homogeneous"]
+    __all__ += ["value_and_grad"]
 
 _faces.complete(_faces.JAX, globals())

@@ -26,9 +26,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
-    "broadcast_tree",
     "join",
-    "shutdown",
 ]
 
 T = TypeVar("T")

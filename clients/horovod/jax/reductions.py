@@ -23,7 +23,7 @@ from horovod.jax.compression import Compression, Compressor
 from horovod.jax.primitive import Call, run
 from horovod.jax.trees import Run, of_each, of_list, of_tree
 
-__all__ = ["allreduce", "allreduce_of", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
+__all__ = ["allreduce", "grouped_allreduce", "grouped_reducescatter", "reducescatter"]
 
 
 def allreduce(

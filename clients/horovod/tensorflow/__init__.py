@@ -9,6 +9,8 @@
 Everything public is a name of this module.
 """
 
+from typing import TYPE_CHECKING
+
 try:
     import tensorflow  # noqa: F401
 except ModuleNotFoundError as error:
@@ -18,133 +20,24 @@ except ModuleNotFoundError as error:
     ) from error
 
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
-from horovod.common.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    ReduceOp,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from horovod.common.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovod.common import names as _names
+from horovod.common.basics import is_homogeneous as is_homogeneous
+from horovod.common.names import *  # noqa: F403
 from horovod.common.util import num_rank_is_power_2 as check_num_rank_power_of_2
-from horovod.tensorflow import elastic
-from horovod.tensorflow.compression import Compression
-from horovod.tensorflow.functions import (
-    BroadcastGlobalVariablesHook,
-    allgather_object,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_object_fn,
-    broadcast_variables,
-)
-from horovod.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    barrier,
-    broadcast,
-    broadcast_,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    join,
-    local_rank_op,
-    local_size_op,
-    process_set_included_op,
-    rank_op,
-    reducescatter,
-    size_op,
-)
-from horovod.tensorflow.optimizer import DistributedOptimizer
-from horovod.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from horovod.tensorflow import elastic as elastic
+from horovod.tensorflow import functions as _functions
+from horovod.tensorflow import ops as _ops
+from horovod.tensorflow.compression import Compression as Compression
+from horovod.tensorflow.functions import *  # noqa: F403
+from horovod.tensorflow.ops import *  # noqa: F403
+from horovod.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizer
+from horovod.tensorflow.tape import DistributedGradientTape as DistributedGradientTape
+from horovod.tensorflow.tape import PartialDistributedGradientTape as PartialDistributedGradientTape
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "BroadcastGlobalVariablesHook",
-    "Compression",
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedGradientTape",
-    "ProcessSet",
-    "Product",
-    "ReduceOp",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_object_fn",
-    "broadcast_variables",
-    "ccl_built",
-    "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "grouped_allgather",
-    "grouped_allreduce",
-    "grouped_reducescatter",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "join",
-    "local_rank",
-    "local_rank_op",
-    "local_size",
-    "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "process_set_included_op",
-    "rank",
-    "rank_op",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "size_op",
-    "start_timeline",
-    "stop_timeline",
-]
+if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ and is not only imported is public
+    __all__ = [*_names.__all__, *_ops.__all__, *_functions.__all__, "Compression", "elastic"]  # noqa: PLE0604
+    __all__ += ["DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape"]
+    __all__ += ["check_num_rank_power_of_2", "is_homogeneous"]
 
 # Scripts write hvd.mpi_ops.Sum. After all others, because it takes all names from here.
 from horovod.tensorflow import mpi_ops as mpi_ops
