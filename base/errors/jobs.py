@@ -200,6 +200,14 @@ class LaunchCode(ErrorCode):
         "wrong-config-file",
         "The file of --config-file can't be read, or has something in it that is no setting.",
     )
+    OLDER_SCRIPT = (
+        "older-script",
+        "`horovodrun --check` found code that fails, or acts otherwise than before. The sentence has the remedy.",
+    )
+    SCRIPT_UNREADABLE = (
+        "script-unreadable",
+        "`horovodrun --check` can't read a file, or it is no source of Python 3.",
+    )
     COMMAND_UNUSABLE = (
         "command-unusable",
         "The program to run does not exist, or can't be executed. Give its path, or put its interpreter before it.",

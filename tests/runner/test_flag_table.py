@@ -31,6 +31,7 @@ TABLE = [
     Row("-v --version"),
     Row("-np --num-proc", given="--num-proc 3", becomes="num_proc=3"),
     Row("-cb --check-build", given="-cb", becomes="check_build=True", default=False),
+    Row("--check", given="--check", becomes="check=True", default=False),
     Row("--disable-cache", given="--disable-cache", becomes="disable_cache=True", default=False),
     Row("--start-timeout", given="--start-timeout 60", becomes="HOROVOD_START_TIMEOUT=60.0", default=30.0),
     Row("--network-interfaces", given="--network-interfaces a,b", becomes="HOROVOD_NETWORK_INTERFACES=a,b", default=()),

@@ -42,7 +42,7 @@ def run_commandline(argv: Sequence[str] | None = None) -> None:
     try:
         args = _parse_and_warn(argv)
         verbose = args.verbose
-        code = _show(args) if args.check_build or args.completion else _launch(args)
+        code = _show(args) if args.check_build or args.completion or args.check else _launch(args)
     except KeyboardInterrupt:
         code = _INTERRUPTED
     except Exception as error:
@@ -73,6 +73,10 @@ def _parse_and_warn(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _show(args: argparse.Namespace) -> int:
     """Answers options for which no job is needed, such as --check-build."""
+    if args.check:
+        from horovod.launch.check.files import check
+
+        return check(args.command)
     if args.completion:
         from horovod.launch.command_line.completion import script
 

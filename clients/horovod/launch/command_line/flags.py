@@ -95,6 +95,12 @@ def make_parser() -> Parser:
         "--completion", choices=("bash", "zsh", "fish"), metavar="SHELL", help="print a completion script, and exit"
     )
     parser.add_argument("--disable-cache", action="store_true", help="no effect: horovodrun caches nothing")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="name the lines of scripts, or of folders with scripts, that fail or act otherwise than with earlier "
+        "versions, and exit with 1 if there are some; nothing is run",
+    )
     parser.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
     parser.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
@@ -178,7 +184,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     end = _command_start(parser, argv)
     args = parser.parse_args(argv[:end])
     args.command = list(argv[end + 1 :] if argv[end : end + 1] == ["--"] else argv[end:])
-    if args.check_build or args.completion:
+    if args.check and not args.command:
+        parser.error("--check needs the scripts or folders to read, for example horovodrun --check train.py")
+    if args.check_build or args.completion or args.check:
         return args
     if args.num_proc is None and not in_lsf_job(os.environ):
         word = args.command[0] if args.command and end == 0 else ""
