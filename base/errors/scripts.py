@@ -219,6 +219,10 @@ class TrainingCode(ErrorCode):
         "data-service-unprotected",
         "Strangers could use a tf.data server on this host. Change what the error names, or accept it (--insecure).",
     )
+    OLDER_MODEL_FILE = (
+        "older-model-file",
+        "Keras 3 can't load a model that Keras 2 has saved. The sentence says how the file becomes one that it can.",
+    )
     FORKED_ITERATION = ("forked-iteration", "A forked child can't go on with its parent's iteration. Begin a new one.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Callable
 from typing import Final
 
 from horovod.base.errors import STATE_LOST_EXIT
@@ -57,6 +58,11 @@ class WorldNeverStoodError(MemberLostError):
     """The coordinator ended before it had told every member of the world. All join again, and get another one."""
 
 
+# What may have a sentence to add behind the traceback of an error that ends the program; "" where it has none. Bindings
+# of frameworks add theirs.
+HINTS: list[Callable[[BaseException], str]] = []
+
+
 def print_as_a_sentence() -> None:
     """From now on a StartError that is not caught ends the program with its sentence alone, without a traceback.
 
@@ -75,3 +81,6 @@ def _sentence_hook(kind: type[BaseException], error: BaseException, traceback: t
         print(for_people(f"horovod: {error}"), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
+        for hint in (hint(error) for hint in HINTS):
+            if hint:
+                print(for_people(f"horovod: {hint}"), file=sys.stderr)

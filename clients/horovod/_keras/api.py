@@ -8,7 +8,9 @@ from typing import Any
 
 from horovod._keras.backends import backend_for, backend_of
 from horovod._keras.kinds import distributed_keras, register_local_var
+from horovod._keras.older_code import older_file
 from horovod._keras.state import weights_of
+from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Average
 from horovod.common.gradients import Reduction, groups_of
 from horovod.common.ops.faces import KERAS, complete
@@ -186,12 +188,20 @@ def load_model(
         custom_objects: as for Keras's load_model.
         compression: how gradients travel, for example Compression.fp16.
         legacy_opts: accepted for scripts of older releases.
+
+    Raises:
+        ValueError: a file of Keras 2 that Keras 3 does not read; and whatever Keras's load_model raises.
     """
     ours: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):
         ours = {"SyncBatchNormalization": sync_batch_norm(keras)}
     objects = ours | {one.__name__: one for one in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=objects or None)
+    try:
+        model = keras.models.load_model(filepath, custom_objects=objects or None)
+    except (ValueError, TypeError) as error:
+        if hint := older_file(keras, filepath):
+            raise ValueError(coded(TrainingCode.OLDER_MODEL_FILE, f"{str(error).rstrip('.')}. {hint}")) from error
+        raise
     if getattr(model, "optimizer", None) is not None:
         reduction = Reduction(compression=compression)
         # A rank may load a model only to look at it, or to go on with it while others go on with theirs.

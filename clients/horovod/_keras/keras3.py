@@ -33,6 +33,15 @@ class _DistributedOptimizer:
         """The optimizer's variables."""
         return CallableList(super().variables)  # type: ignore[misc]
 
+    @property
+    def lr(self) -> Any:
+        """`learning_rate`, by the name that Keras 2 also knew. In Keras 3 alone, assigning to it changes nothing."""
+        return self.learning_rate  # type: ignore[attr-defined]
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        self.learning_rate = value
+
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays that of this rank, divided by the number of ranks."""
         distribution_of(self).register_local_var(var)
