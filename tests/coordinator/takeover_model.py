@@ -496,7 +496,10 @@ class Model:
 
 async def settle() -> None:
     """Until all tasks of the coordinators wait for something else than each other."""
+    ready = asyncio.get_running_loop()._ready  # type: ignore[attr-defined]  # whoever can go on
     for _ in range(12):
+        if not ready:
+            break
         await asyncio.sleep(0)
 
 
