@@ -27,12 +27,12 @@ class Words:
     errors: Mapping[str, str]  # by class, the REASONS for which it is raised, with commas between
     has_complex: bool = False
     end: str = ""  # a sentence behind the errors
-    instead: Mapping[str, str] = field(default_factory=dict)  # of an entry of the tables
+    instead: dict[str, str] = field(default_factory=dict)  # of an entry of the tables
     more: Mapping[str, str] = field(default_factory=dict)  # behind an entry; both by "function.entry" or "entry"
 
 
 # -- the table of arguments: by name, or by operation and name where operations differ ---------------------------------
-ARGUMENTS: Final[Mapping[str, str]] = {
+ARGUMENTS: Final[dict[str, str]] = {
     "allreduce.tensor": (
         "{given}, of one shape and dtype on all ranks; {dtypes}{complex_reduced} or (but for Average) bool."
     ),
