@@ -57,10 +57,13 @@ def test_the_site_builds_strictly_and_has_every_public_name() -> None:
         assert [name for name in public if name not in shown | SUBMODULES] == [], module
 
 
-@pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/guide.md", "docs/elastic.md", "docs/pytorch.md", "docs/checkpoints.md", "docs/validation.md"],
-)
+RUN = [
+    "README.md",
+    *(f"docs/{page}.md" for page in ("guide", "elastic", "pytorch", "checkpoints", "validation", "from-0.28")),
+]
+
+
+@pytest.mark.parametrize("page", RUN)
 def test_the_snippets_run_on_two_ranks(page: str, tmp_path: Path) -> None:
     blocks = [code for fragment, code in BLOCK.findall((ROOT / page).read_text()) if not fragment]
     assert blocks
