@@ -63,7 +63,7 @@ RUN = [
 ]
 
 
-@pytest.mark.parametrize("page", RUN)
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}.md" for page in PAGES)])
 def test_the_snippets_run_on_two_ranks(page: str, tmp_path: Path) -> None:
     blocks = [code for fragment, code in BLOCK.findall((ROOT / page).read_text()) if not fragment]
     assert blocks
