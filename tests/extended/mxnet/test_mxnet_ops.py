@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 from error_codes import ends_with
-from frameworks_page import options
 from worlds import World
 
 from horovod.base.errors import ErrorCode, OperationCode, TrainingCode
@@ -195,6 +194,8 @@ BY_POSITION = {
 
 
 def test_older_scripts_give_arguments_by_position() -> None:
+    from frameworks_page import options  # late: the ranks, which import this file, have no docs/tools
+
     for name, arguments in BY_POSITION.items():
         found = [option for option in options("horovod.mxnet", name) if option != "self"]
         assert " ".join(found).startswith(arguments), name
