@@ -274,7 +274,7 @@ def whole(words: Words, name: str, arguments: Iterable[str], docstring: str) -> 
 def described(words: Words, name: str, argument: str) -> str:
     """What an argument is. KeyError: the tables do not say it."""
     operation = operation_of(name)
-    table = ARGUMENTS | words.instead
+    table = {**ARGUMENTS, **words.instead}
     keys = [f"{name}.{argument}", f"{operation}.{argument}", argument]
     parts = [table[next((key for key in keys if key in table), argument)]]
     parts += [words.more[key] for key in keys if key in words.more][:1]
