@@ -70,7 +70,7 @@ ROOMS: Final[Mapping[str, str]] = {
     "launch.ssh": f"{_LAUNCH} launch launch.hosts",
     "launch.function": f"{_LAUNCH} {_SHARED}",  # its launcher is one of the list
     "launch.commands": _LAUNCHERS,
-    "launch.check": "base launch.command_line launch.commands",
+    "launch.check": "base launch.command_line",
     "launch.__main__": f"{_LAUNCHERS} launch.check launch.commands launch.function",
     "runner": f"{_LAUNCH} common launch launch.elastic launch.__main__ launch.function",
     "ray": f"{_LAUNCH} common launch launch.elastic runner",

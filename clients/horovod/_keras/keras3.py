@@ -36,7 +36,7 @@ class _DistributedOptimizer:
     @property
     def lr(self) -> Any:
         """`learning_rate`, by the name that Keras 2 also knew. In Keras 3 alone, assigning to it changes nothing."""
-        return self.learning_rate  # type: ignore[attr-defined]
+        return self.learning_rate
 
     @lr.setter
     def lr(self, value: Any) -> None:

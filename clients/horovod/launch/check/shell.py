@@ -12,7 +12,6 @@ from pathlib import PurePath
 
 from horovod.base.errors import without_code
 from horovod.base.settings import SETTINGS
-from horovod.launch import commands
 from horovod.launch.check.rules import setting_faults
 from horovod.launch.command_line import flags
 
@@ -62,7 +61,7 @@ def _arguments(words: list[str]) -> list[str]:
 
 
 def _faults_of(argv: list[str]) -> Iterator[tuple[str, str]]:
-    if not argv or argv[0] in commands.NAMES:
+    if not argv or argv[0] in flags.COMMANDS:
         return
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
