@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from optimizer_model import distributed_sgd, linear
@@ -91,3 +94,30 @@ def _one_step() -> None:
 
 def test_a_child_of_a_rank_may_train_something_of_its_own(pair: World) -> None:
     assert pair.run(_steps_in_a_child) == [0, 0]
+
+
+def _imported_late(folder: str) -> list[str]:
+    from horovod.common import unreduced
+
+    unreduced.watch = unreduced.Watch()
+    sys.path.insert(0, folder)
+    seen: list[str] = []
+
+    def install() -> None:
+        seen.append(getattr(sys.modules.get("comes_late"), "NAME", "nothing"))
+
+    unreduced.when_in_a_world(install, "comes_late")
+    assert importlib.util.find_spec("comes_late") is not None  # asks whether it is there
+    late = importlib.import_module("comes_late")
+    importlib.reload(late)
+    unreduced.watch.over()
+    assert not any(type(one) is type(unreduced._later) for one in sys.meta_path)
+    return seen
+
+
+def test_a_framework_may_be_imported_after_init(pair: World, tmp_path: Path) -> None:
+    package = tmp_path / "comes_late"
+    package.mkdir()
+    (package / "__init__.py").write_text("from comes_late import part\nNAME = part.NAME\n")
+    (package / "part.py").write_text("NAME = 'whole'\n")
+    assert pair.run(_imported_late, str(tmp_path)) == [["nothing", "whole"]] * 2

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet
+from horovod.common.unreduced import Steps
 
 _MODULES: Final = {
     "tensorflow": "horovod._keras.adapters.tensorflow",
@@ -66,6 +67,10 @@ class Backend(Protocol):
     ) -> Any: ...
 
     def barrier(self, process_set: ProcessSet) -> None: ...
+
+    # After a plain optimizer has applied gradients in a loop of the script's own, or while that is traced: counts steps
+    # (common/unreduced.py).
+    def applied(self, optimizer: Any, steps: Steps, gradients: Sequence[Any]) -> None: ...
 
     # For layers, except TensorFlow's, which has its own: the gradient is the sum of the ranks' gradients.
     def differentiable_sum(self, value: Any, name: str) -> Any: ...

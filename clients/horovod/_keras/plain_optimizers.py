@@ -1,8 +1,10 @@
-"""Models that `fit` trains by an optimizer that is not distributed, of any Keras.
+"""Models that are trained by an optimizer that is not distributed, of any Keras.
 
 A script may compile a model with a distributed optimizer and then put another into `model.optimizer`: that is known
-when `fit` begins. Or it may have made none: then steps are counted (common/unreduced.py). All ways of training a model
-ask `make_train_function` for their step. It is replaced, once, by hvd.init() and hvd.DistributedOptimizer.
+when `fit` begins. Or it may have made none: then steps are counted (common/unreduced.py). All ways in which Keras
+trains a model ask `make_train_function` for their step. It is replaced, once, by hvd.init() and
+hvd.DistributedOptimizer. Loops of a script's own apply gradients by a method of the optimizer, which hvd.init()
+replaces.
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
 
+from horovod._keras.backends import backend_of
 from horovod._keras.optimizer import distribution_in, is_distributed
 from horovod.base.errors import TrainingCode, coded
 from horovod.common import unreduced
 from horovod.common.script import level_of_the_script
-from horovod.common.unreduced import Steps, Trained
+from horovod.common.unreduced import Steps, Trained, least_bytes, steps_of
 from horovod.worker.runtime.context import current, is_member
 
 _MARK = "_hvd_looks_at_the_optimizer"
@@ -47,7 +51,7 @@ def _watch(model_class: Any) -> None:
     model_class.make_train_function = make_train_function
 
 
-unreduced.when_in_a_world(watch_models)
+unreduced.when_in_a_world(watch_models, "keras", "tf_keras")
 
 
 def _look_at_optimizer(model: Any) -> None:
@@ -78,6 +82,7 @@ def _look_at_optimizer(model: Any) -> None:
 
 # -- no distributed optimizer anywhere ---------------------------------------------------------------------------------
 _steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by model
+_in_train_function: Final = ContextVar("_in_train_function", default=False)  # of a model, whose steps count
 
 
 def _counted(model: Any, made: Any) -> Any:
@@ -98,7 +103,11 @@ class _Counted:
         self._model, self._run, self._steps = model, run, steps
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = self._run(*args, **kwargs)
+        token = _in_train_function.set(True)
+        try:
+            found = self._run(*args, **kwargs)
+        finally:
+            _in_train_function.reset(token)
         model = self._model()
         self._steps.add(_batches_of_a_call(model))
         if unreduced.watch.is_over and model is not None and model.train_function is self:
@@ -132,10 +141,70 @@ def _trained(model: Any) -> Trained | None:
 def _is_reduced_by_keras(model: Any) -> bool:
     """By tf.distribute, or, on PyTorch and JAX, by what keras.distribution and torch.distributed do."""
     strategy = getattr(model, "distribute_strategy", None)
-    if strategy is not None and strategy.num_replicas_in_sync > 1:
-        return True
+    return (strategy is not None and strategy.num_replicas_in_sync > 1) or _is_reduced_by_the_backend()
+
+
+def _is_reduced_by_the_backend() -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         return True
     distribution = getattr(sys.modules.get("keras"), "distribution", None)
     return distribution is not None and getattr(distribution, "distribution", lambda: None)() is not None
+
+
+# -- loops of the script's own -----------------------------------------------------------------------------------------
+def _watch_optimizers() -> None:
+    """Those of each Keras that is imported, on a backend that shows steps."""
+    for name in ("keras", "tf_keras"):
+        optimizers = getattr(sys.modules.get(name), "optimizers", None)
+        if optimizers is None:
+            continue
+        try:
+            applied = backend_of(sys.modules[name]).applied
+        except ImportError:
+            continue
+        if hasattr(optimizers.Optimizer, "apply"):
+            unreduced.replace(optimizers.Optimizer, "apply", functools.partial(_apply, applied))
+            continue
+        for kind in (optimizers.Optimizer, optimizers.legacy.Optimizer):
+            unreduced.replace(kind, "apply_gradients", functools.partial(_apply_gradients, applied))
+
+
+unreduced.when_in_a_world(_watch_optimizers, "keras", "tf_keras")
+
+
+def _apply(applied: Any, original: Any, optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    """Of Keras 3."""
+    grads = list(grads)
+    variables = None if trainable_variables is None else list(trainable_variables)
+    result = original(optimizer, grads, variables)
+    if not _in_train_function.get():
+        known = optimizer._trainable_variables if variables is None else variables
+        applied(optimizer, _steps_of(optimizer, grads, known), grads)
+    return result
+
+
+def _apply_gradients(
+    applied: Any, original: Any, optimizer: Any, grads_and_vars: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Of Keras 2."""
+    pairs = list(grads_and_vars)
+    result = original(optimizer, pairs, *args, **kwargs)
+    if not _in_train_function.get():
+        grads = [pair[0] for pair in pairs]
+        applied(optimizer, _steps_of(optimizer, grads, [pair[1] for pair in pairs]), grads)
+    return result
+
+
+def _steps_of(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> Steps:
+    def trained() -> Trained | None:
+        if _is_reduced_by_the_backend():
+            return None
+        return Trained(
+            type(optimizer).__name__,
+            least_bytes(gradients, [variable.shape for variable in variables]),
+            "Write optimizer = hvd.DistributedOptimizer(optimizer), or, with TensorFlow, "
+            "tape = hvd.DistributedGradientTape(tape) before tape.gradient(...).",
+        )
+
+    return steps_of(optimizer, trained)

@@ -20,6 +20,7 @@ from horovod.common.basics import Adasum, Average, Sum
 from horovod.common.gradients import Reduction, Taken, check_passes, refuse
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.jax import plain_updates as plain_updates
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.overlap import allreduce_groups
 from horovod.jax.same_weights import compared

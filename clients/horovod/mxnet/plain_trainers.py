@@ -1,42 +1,32 @@
-"""gluon's trainers that are not distributed, though hvd.init() was called (common/unreduced.py)."""
+"""gluon's trainers and modules that are not distributed, though hvd.init() was called (common/unreduced.py)."""
 
 from __future__ import annotations
 
-import functools
 import math
-import weakref
 from typing import Any
 
 import mxnet as mx
 
 from horovod.common import unreduced
-from horovod.common.unreduced import Steps, Trained
-
-_MARK = "_hvd_counts"
-_steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by trainer
+from horovod.common.unreduced import Trained, steps_of
 
 
 def _watch() -> None:
-    """Replaces the part that all steps end with, until it is known that something reduces gradients."""
-    original = mx.gluon.Trainer._update
-    if hasattr(original, _MARK):
-        return
-
-    @functools.wraps(original)
-    def update(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not unreduced.watch.is_over:
-            reference = weakref.ref(self)
-            _steps.setdefault(self, Steps(lambda: _trained(reference()))).add()
-        if unreduced.watch.is_over and mx.gluon.Trainer._update is update:
-            mx.gluon.Trainer._update = original
-
-    setattr(update, _MARK, True)
-    mx.gluon.Trainer._update = update
+    """Replaces the parts that all steps end with."""
+    unreduced.replace(mx.gluon.Trainer, "_update", _update)
+    unreduced.replace(mx.mod.Module, "update", _update_module)
 
 
-def _trained(trainer: Any) -> Trained | None:
-    if trainer is None or trainer._distributed:  # by a kvstore of MXNet
+unreduced.when_in_a_world(_watch)
+
+
+def _update(original: Any, trainer: Any, *args: Any, **kwargs: Any) -> None:
+    original(trainer, *args, **kwargs)
+    steps_of(trainer, lambda: _trained_by_trainer(trainer)).add()
+
+
+def _trained_by_trainer(trainer: Any) -> Trained | None:
+    if trainer._distributed:  # by a kvstore of MXNet
         return None
     return Trained(
         type(trainer._optimizer).__name__,
@@ -45,4 +35,18 @@ def _trained(trainer: Any) -> Trained | None:
     )
 
 
-unreduced.when_in_a_world(_watch)
+def _update_module(original: Any, module: Any) -> None:
+    original(module)
+    # By the optimizer, which the modules of a BucketingModule have in common.
+    steps_of(module._optimizer, lambda: _trained_by_module(module)).add()
+
+
+def _trained_by_module(module: Any) -> Trained | None:
+    if module._kvstore is not None and "dist" in module._kvstore.type:
+        return None
+    trained = set(module._param_names) - set(module._fixed_param_names or ())
+    return Trained(
+        type(module._optimizer).__name__,
+        sum(math.prod(one.shape) for name, one in module._arg_params.items() if name in trained),
+        "Pass optimizer=hvd.DistributedOptimizer(optimizer) with kvstore=None to fit() or init_optimizer().",
+    )

@@ -12,6 +12,7 @@ from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum, Average
 from horovod.common.gradients import Reduction, check_passes, groups_of, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.tensorflow import plain_optimizers as plain_optimizers
 from horovod.tensorflow.aggregation import LocalGradientAggregation
 from horovod.tensorflow.compression import Compression, Compressor
 from horovod.tensorflow.gradients import compared_before, reduced, reduced_but_local

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import keras_elastic_rates
 import keras_steps
 import numpy as np
 import pytest
+import unreduced_warnings
 from error_codes import ends_with
 from worlds import World
 
@@ -251,18 +251,15 @@ def _never_wrapped(wraps: bool) -> list[str]:
     import keras
 
     import horovod.keras as hvd
-    from horovod.common import unreduced
 
-    unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made a distributed one
-    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
-    optimizer = keras.optimizers.SGD(0.01)
-    model.compile(hvd.DistributedOptimizer(optimizer) if wraps else optimizer, loss="mse")
-    data = np.ones([120, 3], np.float32)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    def work() -> None:
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(hvd.DistributedOptimizer(optimizer) if wraps else optimizer, loss="mse")
+        data = np.ones([120, 3], np.float32)
         model.fit(data, data[:, :1], batch_size=1, verbose=0)
-    code = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
-    return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
+
+    return unreduced_warnings.told(work)
 
 
 def test_an_optimizer_that_was_never_distributed_is_told_once(world: World) -> None:
@@ -271,3 +268,41 @@ def test_an_optimizer_that_was_never_distributed_is_told_once(world: World) -> N
     assert told[0].startswith(__file__), "the warning must point to the script"
     assert on_1 == []
     assert quiet == [[], []]
+
+
+def _loop_never_wrapped(case: str) -> list[str]:
+    import jax
+    import jax.numpy as jnp
+    import keras
+
+    import horovod.keras as hvd
+
+    variable = keras.Variable(np.ones(64, np.float32))
+
+    def work() -> None:
+        optimizer = keras.optimizers.SGD(0.01)
+        if case == "distributed":
+            optimizer = hvd.DistributedOptimizer(optimizer)
+        optimizer.build([variable])
+
+        @jax.jit
+        def step(trained: Any, state: Any) -> Any:
+            return optimizer.stateless_apply(state, [jnp.ones(64)], trained)
+
+        trained, state = [variable.value], [one.value for one in optimizer.variables]
+        for _ in range(110):
+            if case == "eagerly":
+                optimizer.apply([jnp.ones(64)])
+            else:
+                trained, state = step(trained, state)
+
+    return unreduced_warnings.told(work)
+
+
+def test_a_loop_whose_optimizer_was_never_distributed_is_told_once(world: World) -> None:
+    for case in ("a function", "eagerly"):
+        told_on_0, on_1 = world.run(_loop_never_wrapped, case)
+        assert len(told_on_0) == 1, case
+        assert told_on_0[0].startswith(__file__), "the warning must point to the script"
+        assert on_1 == []
+    assert world.run(_loop_never_wrapped, "distributed") == [[], []]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from error_codes import ends_with
+from unreduced_warnings import told
 from worlds import World
 
 from horovod.base.errors import OperationCode, TrainingCode
@@ -447,7 +448,7 @@ def _never_distributed(case: str) -> list[str]:
                 for name, one in sorted(model.collect_params().items()):
                     hvd.allreduce_(one.grad(), name=name)
             trainer.step(2)
-    assert not hasattr(mx.gluon.Trainer._update, "_hvd_counts") or not unreduced.watch.is_over
+    assert not hasattr(mx.gluon.Trainer._update, "_hvd_shows_steps") or not unreduced.watch.is_over
     code = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
     return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
 
@@ -463,3 +464,44 @@ def test_a_trainer_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair:
 def test_trainers_that_reduce_are_told_nothing(mxnet_pair: World) -> None:
     for case in ("distributed", "by hand"):
         assert mxnet_pair.run(_never_distributed, case) == [[], []], case
+
+
+def _module_never_distributed(case: str) -> list[str]:
+    import mxnet as mx
+
+    import horovod.mxnet as hvd
+
+    collectives.join(-1)  # so that steps count anew, whatever was trained here before
+    optimizer = mx.optimizer.create("sgd", learning_rate=0.01)
+
+    def after_batch(parameters: Any) -> None:
+        if case == "weights by hand" and parameters.nbatch == 50:
+            for name, one in sorted(parameters.locals["self"].get_params()[0].items()):
+                hvd.allreduce(one, name=name)
+
+    def work() -> None:
+        used = hvd.DistributedOptimizer(optimizer) if case == "distributed" else optimizer
+        data = mx.io.NDArrayIter(mx.nd.ones((2 * 105, 64)), mx.nd.ones(2 * 105), batch_size=2, label_name="label")
+        output = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="full")
+        module = mx.mod.Module(mx.sym.SoftmaxOutput(output, mx.sym.Variable("label")), label_names=["label"])
+        if case == "evaluated":
+            module.bind(data.provide_data, data.provide_label, for_training=False)
+            module.init_params()
+            module.score(data, "acc")
+        else:
+            module.fit(data, optimizer=used, kvstore=None, num_epoch=1, batch_end_callback=after_batch)
+
+    return told(work)
+
+
+def test_a_module_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair: World) -> None:
+    on_0, on_1 = mxnet_pair.run(_module_never_distributed, "plain")
+    assert len(on_0) == 1
+    assert on_0[0].startswith(__file__), "the warning must point to the script"
+    assert "optimizer=hvd.DistributedOptimizer(optimizer) with kvstore=None" in on_0[0]
+    assert on_1 == []
+
+
+@pytest.mark.parametrize("case", ["distributed", "weights by hand", "evaluated"])
+def test_right_modules_are_told_nothing(mxnet_pair: World, case: str) -> None:
+    assert mxnet_pair.run(_module_never_distributed, case) == [[], []]

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+from unreduced_warnings import told
 from worlds import World
-
-from horovod.base.errors import TrainingCode
-
-CODE = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
-
-
-def _told(work: Any) -> list[str]:
-    from horovod.common import unreduced
-
-    unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made a distributed one
-    unreduced.world_begins()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        work()
-    return [f"{one.filename}: {one.message}" for one in caught if CODE in str(one.message)]
 
 
 def _keras() -> Any:
@@ -73,7 +58,7 @@ def _fit(case: str) -> list[str]:
         if case == "function":
             assert type(model.train_function).__name__ != "_Counted", "steps must not be counted for ever"
 
-    return _told(work)
+    return told(work)
 
 
 FORGOTTEN = ["function", "eagerly", "several steps a call", "broadcast", "batches", "epochs of few batches"]
@@ -84,7 +69,7 @@ def _all(cases: list[str]) -> dict[str, list[str]]:
     return {case: _fit(case) for case in cases}
 
 
-def _are_told(world: World, cases: list[str]) -> None:
+def _aretold(world: World, cases: list[str]) -> None:
     on_0, on_1 = world.run(_all, cases)
     for case in cases:
         assert len(on_0[case]) == 1, case
@@ -95,15 +80,15 @@ def _are_told(world: World, cases: list[str]) -> None:
 
 
 def test_a_plain_optimizer_is_told_once_on_rank_0(tf_pair: World) -> None:
-    _are_told(tf_pair, FORGOTTEN)
+    _aretold(tf_pair, FORGOTTEN)
 
 
 def test_a_plain_optimizer_of_tf_keras(legacy_pair: World) -> None:
-    _are_told(legacy_pair, FORGOTTEN)
+    _aretold(legacy_pair, FORGOTTEN)
 
 
 def test_a_plain_optimizer_on_pytorch(torch_pair: World) -> None:
-    _are_told(torch_pair, ["function", "broadcast", "batches"])
+    _aretold(torch_pair, ["function", "broadcast", "batches"])
 
 
 def test_right_scripts_are_told_nothing(tf_pair: World) -> None:
@@ -154,7 +139,7 @@ def _own_step(case: str) -> list[str]:
         data = np.ones([120, 3], np.float32)
         model.fit(data, data[:, :1], batch_size=1, verbose=0, callbacks=[Average()] if case == "weights" else [])
 
-    return _told(work)
+    return told(work)
 
 
 @pytest.mark.parametrize("case", ["tape", "allreduce", "grouped", "weights"])
@@ -162,7 +147,7 @@ def test_a_step_of_the_scripts_own_that_reduces_is_told_nothing(tf_pair: World, 
     assert tf_pair.run(_own_step, case) == [[], []]
 
 
-def test_a_step_of_the_scripts_own_that_reduces_nothing_is_told(tf_pair: World) -> None:
+def test_a_step_of_the_scripts_own_that_reduces_nothing_istold(tf_pair: World) -> None:
     on_0, on_1 = tf_pair.run(_own_step, "nothing")
     assert (len(on_0), on_1) == (1, [])
 

@@ -20,7 +20,9 @@ from horovod.common.basics import Sum
 from horovod.common.gradients import Reduction, identity
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.unreduced import Steps
 from horovod.jax.overlap import allreduce_groups
+from horovod.jax.plain_updates import stepped
 from horovod.jax.same_weights import compared_in_step, is_traced
 
 Compression = hvd.Compression
@@ -94,6 +96,11 @@ def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], 
     for place in stay:
         results[place] = results[place] + poison.astype(results[place].dtype)
     return results
+
+
+def applied(optimizer: Any, steps: Steps, gradients: Sequence[Any]) -> None:
+    """Traced, where the script compiles its steps."""
+    stepped(steps, gradients)
 
 
 def broadcast_variables(

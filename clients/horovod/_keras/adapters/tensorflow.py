@@ -13,11 +13,13 @@ from horovod._keras.keras3 import _DistributedOptimizer
 from horovod.common.gradients import Reduction
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.unreduced import Steps
 from horovod.tensorflow import gradients as of_tensorflow
 from horovod.tensorflow.aggregation import LocalGradientAggregation as Aggregation
 from horovod.tensorflow.gradients import agreed
 from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.once import are_reduced
+from horovod.tensorflow.plain_optimizers import stepped
 
 __all__ = [
     "Aggregation",
@@ -25,6 +27,7 @@ __all__ = [
     "agreed",
     "allgather",
     "allreduce",
+    "applied",
     "barrier",
     "broadcast",
     "broadcast_variables",
@@ -57,6 +60,11 @@ def reduced_but_local(
 
 
 as_it_is(_DistributedOptimizer.apply, reduced_but_local)
+
+
+def applied(optimizer: Any, steps: Steps, gradients: Sequence[Any]) -> None:
+    """Traced, where the loop is a tf.function."""
+    stepped(optimizer, steps)
 
 
 def broadcast_variables(

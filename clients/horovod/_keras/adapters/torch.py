@@ -15,6 +15,7 @@ from horovod.common.broadcast_order import check_broadcast
 from horovod.common.gradients import Reduction, identity, name_of_group
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.unreduced import Steps
 
 Compression = hvd.Compression
 barrier = hvd.barrier
@@ -70,6 +71,11 @@ def agreed(gradients: Sequence[Any], variables: Sequence[Any], local: set[int], 
     for place in stay:
         results[place] = results[place] + poison.to(results[place].dtype)
     return results
+
+
+def applied(optimizer: Any, steps: Steps, gradients: Sequence[Any]) -> None:
+    """Nothing is traced."""
+    steps.add()
 
 
 def broadcast_variables(

@@ -1,0 +1,104 @@
+"""Updates of Optax that nothing reduces, though hvd.init() was called (common/unreduced.py).
+
+Optax has no classes, but loops end their steps with optax.apply_updates, which hvd.init() replaces. A step that is
+traced runs no Python. So when updates are applied in a trace, JAX is asked to tell of each call of a compiled function
+(the hook by which it looks for NaNs); calls of those that were traced then are steps. Nothing is added to a program.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import weakref
+from types import CodeType
+from typing import Any, Final
+
+import jax
+from jax._src import api
+
+from horovod.common import unreduced
+from horovod.common.unreduced import Steps, Trained, least_bytes
+
+_REMEDY: Final = "Write optimizer = hvd.DistributedOptimizer(optimizer), or use hvd.value_and_grad."
+
+
+def stepped(steps: Steps, tree: Any) -> None:
+    """After updates of this tree were applied, or while that is traced."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+        _traced(steps)
+    else:
+        steps.add()
+
+
+# -- Optax -------------------------------------------------------------------------------------------------------------
+_of_places: Final[dict[tuple[CodeType, int], Steps]] = {}  # by the line that applies updates
+
+
+def _apply_updates(original: Any, params: Any, updates: Any) -> Any:
+    result = original(params, updates)
+    stepped(_steps_at(sys._getframe(2), updates), updates)
+    return result
+
+
+def _steps_at(frame: Any, updates: Any) -> Steps:
+    place = (frame.f_code, frame.f_lineno)
+    if place not in _of_places:
+        leaves = jax.tree.leaves(updates)
+        nbytes = least_bytes(leaves, [jax.numpy.shape(leaf) for leaf in leaves])
+        _of_places[place] = Steps(lambda: _trained(nbytes))
+    return _of_places[place]
+
+
+def _trained(nbytes: int) -> Trained | None:
+    if jax.distributed.is_initialized():
+        return None  # JAX's own processes, which compute together
+    return Trained("optax.apply_updates", nbytes, _REMEDY)
+
+
+# -- compiled functions ------------------------------------------------------------------------------------------------
+_hooks: Final = getattr(api, "_post_hook_state", None)  # one of JAX's own; None: this version has no such
+_codes: Final[dict[Any, list[Steps]]] = {}  # of Python functions that were traced while updates were applied
+_of_functions: Final[weakref.WeakKeyDictionary[Any, list[Steps]]] = weakref.WeakKeyDictionary()  # compiled ones
+
+
+def _traced(steps: Steps) -> None:
+    frame = inspect.currentframe()
+    while frame is not None:
+        known = _codes.setdefault(frame.f_code, [])
+        if steps not in known:
+            known.append(steps)
+        frame = frame.f_back
+    if _hooks is not None and _hooks.value is None:
+        _hooks.set_global(_called)
+        unreduced.until_over(_forget)
+
+
+def _called(function: Any, *_: Any) -> None:
+    """Called by JAX, after a call of a compiled function from Python that was not traced."""
+    steps = _of_functions.get(function)
+    if steps is None:
+        _of_functions[function] = steps = _codes.setdefault(_code_of(function), [])
+    for one in steps:
+        one.add()
+
+
+def _forget() -> None:
+    if _hooks is not None and _hooks.get_global() is _called:
+        _hooks.set_global(None)
+
+
+def _code_of(function: Any) -> Any:
+    """That of the Python function in a compiled one."""
+    inner = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inspect.unwrap(inner.func)
+    return getattr(inner, "__code__", None)
+
+
+def _watch() -> None:
+    if (optax := sys.modules.get("optax")) is not None:
+        unreduced.replace(optax, "apply_updates", _apply_updates)
+
+
+unreduced.when_in_a_world(_watch, "optax")
