@@ -7,7 +7,10 @@ import socket
 from typing import Any
 
 import pytest
+from error_codes import ends_with
+from ports import free_ports
 
+from horovod.base.errors import ClusterCode
 from horovod.protos.v1 import agents_pb2
 from horovod.worker.agent import reach
 from horovod.worker.agent.reach import ProbePort, probe
@@ -35,6 +38,22 @@ async def asked(name: str, secrets: list[bytes]) -> bool:
 def test_who_is_reached(name: str, secrets: list[bytes], reached: bool) -> None:
     """An agent that has not been told the secret yet is no host that can't be reached."""
     assert asyncio.run(asked(name, secrets)) is reached
+
+
+def test_the_port_is_one_of_those_that_are_named() -> None:
+    ports = free_ports(2)
+
+    async def take_all() -> None:
+        taken = [ProbePort(name, ports) for name in ("h1", "h2")]
+        for one in taken:
+            await one.start()
+        assert sorted(one.port for one in taken) == list(ports)
+        with pytest.raises(OSError, match=ends_with(ClusterCode.PORT_IN_USE, f"{ports[0]} to {ports[-1]}")):
+            await ProbePort("h3", ports).start()
+        for one in taken:
+            one.close()
+
+    asyncio.run(take_all())
 
 
 async def what_strangers_get(port: ProbePort) -> None:

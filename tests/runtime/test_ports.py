@@ -6,6 +6,7 @@ import socket
 
 import pytest
 from error_codes import ends_with
+from ports import LOOPBACK, free_ports
 from runtime_harness import allreduce_all, world
 
 from horovod.base.errors import ClusterCode, SettingCode, WorldCode
@@ -14,23 +15,7 @@ from horovod.base.settings import resolve
 from horovod.coordinator.address import ListenAddress, everywhere
 from horovod.coordinator.server import EmbeddedCoordinator
 from horovod.worker.runtime.errors import StartError
-from horovod.worker.runtime.host import Interface
 from horovod.worker.runtime.mesh import Listeners
-
-LOOPBACK = [Interface("lo", ("127.0.0.1",))]
-
-
-def free_ports(count: int) -> range:
-    """So many adjacent ports that nobody uses now, out of the range from which the system chooses."""
-    for first in range(20000, 30000, count):
-        ports = range(first, first + count)
-        try:
-            for listeners in [Listeners(LOOPBACK, ports=[port]) for port in ports]:
-                listeners.close()
-        except StartError:
-            continue
-        return ports
-    pytest.fail("There are no free ports.")
 
 
 @pytest.mark.parametrize(

@@ -59,11 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         if order:
-            sentence = serve_launcher(_host(arguments), order, os.environ, serve)
+            sentence = serve_launcher(_host(arguments, order), order, os.environ, serve)
         else:
             settings = resolve()
             addresses = _addresses(arguments.coordinator or settings.coordinator or "")
-            sentence = asyncio.run(_serve(_host(arguments), addresses, given_token(settings), ClientTls.of(settings)))
+            host = _host(arguments, order)
+            sentence = asyncio.run(_serve(host, addresses, given_token(settings), ClientTls.of(settings)))
     except (ValueError, StartError) as error:
         return _fail(str(error), EXIT_USAGE)
     except OSError as error:
@@ -102,7 +103,8 @@ async def _announce(daemon: Daemon) -> None:
     print(f"horovod-worker serves {daemon.host.slots} slots as {daemon.host.name}", flush=True)
 
 
-def _host(arguments: argparse.Namespace) -> Host:
+def _host(arguments: argparse.Namespace, order: Mapping[str, Any]) -> Host:
+    settings = resolve()
     gpus, _ = visible_gpus(os.environ) if arguments.gpus is None else (arguments.gpus.split(","), "")
     gpus = [gpu for gpu in gpus if gpu]
     cpus = usable_cores()
@@ -116,7 +118,8 @@ def _host(arguments: argparse.Namespace) -> Host:
         cpus=cpus,
         memory_bytes=psutil.virtual_memory().total,
         labels=dict(arguments.labels),
-        network_interfaces=resolve().network_interfaces,
+        network_interfaces=settings.network_interfaces,
+        ports=str(order.get("ports") or settings.ports or ""),
         log_limit_bytes=arguments.log_limit_mb << 20,
         orphan_grace_s=arguments.orphan_grace_seconds,
         reader_grace_s=arguments.reader_grace_seconds,

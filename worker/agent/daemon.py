@@ -24,7 +24,7 @@ from typing import Any
 from horovod.base.errors import ClusterCode, coded, coded_like, without_code
 from horovod.base.processes import process_namespace
 from horovod.base.protocol import PROTOCOL_VERSION
-from horovod.base.setting import split_address
+from horovod.base.setting import split_address, split_ports
 from horovod.base.tasks import end_tasks
 from horovod.base.tokens import make_private
 from horovod.base.words import reason_of
@@ -66,6 +66,7 @@ class Host:
     memory_bytes: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
     network_interfaces: tuple[str, ...] = ()
+    ports: str = ""  # HOROVOD_PORTS
     log_limit_bytes: int = LIMIT_BYTES
     orphan_grace_s: float = 60.0  # how long ranks may run without an agent
     reader_grace_s: float = READER_GRACE_S
@@ -109,7 +110,7 @@ class Daemon:
             str, pb.JobReport
         ] = {}  # reports of jobs that could not be started, until the coordinator has recorded them
         self._unfit = ""  # what the coordinator was last told: why no job could be started here now, or ""
-        self._probes = ProbePort(host.name)
+        self._probes = ProbePort(host.name, split_ports(host.ports) or ())
         self._relay = Relay(host.state, tls)
         calls = (self._register, self._obey, self._lost_coordinator)
         connection = functools.partial(self._relay.connection, pings(len(addresses), keepalive_timeout_s))

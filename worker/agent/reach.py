@@ -14,9 +14,11 @@ import contextlib
 import errno
 import hashlib
 import hmac
+import random
 import secrets
 from collections.abc import Sequence
 
+from horovod.base.errors import ClusterCode, coded
 from horovod.base.seats import Seats, peer_of
 from horovod.protos.v1 import agents_pb2
 
@@ -34,8 +36,10 @@ _TRIES = 10
 class ProbePort:
     """The port on which this agent answers probes, at every address of this host."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, ports: Sequence[int] = ()) -> None:
+        """ports: those of HOROVOD_PORTS; none: the system chooses."""
         self.port = 0
+        self._ports = ports
         self._secret = b""
         self._has_secret = asyncio.Event()
         self._name = name
@@ -61,6 +65,14 @@ class ProbePort:
 
     async def start(self) -> None:
         """Begins to listen. OSError when no port is free."""
+        for port in random.sample(self._ports, len(self._ports)):
+            with contextlib.suppress(OSError):  # in use, at one of the addresses at least
+                self._server = await asyncio.start_server(self._answer, host=None, port=port)
+                self.port = port
+                return
+        if self._ports:
+            sentence = f"The ports {self._ports[0]} to {self._ports[-1]} (HOROVOD_PORTS) are in use on this host."
+            raise OSError(errno.EADDRINUSE, coded(ClusterCode.PORT_IN_USE, sentence))
         for tries_left in reversed(range(_TRIES)):
             self._server = await asyncio.start_server(self._answer, host=None, port=0)
             # With host=None IPv4 and IPv6 may get different ports; one number can be told to other agents.

@@ -130,6 +130,7 @@ def run_on_hosts(
         order = {
             "token": token,
             "coordinators": _addresses(settings, port),
+            "ports": settings.ports,
             "keepalive_timeout_s": limits.keepalive_timeout_s,
             "alone_s": limits.reattach_grace_s + limits.keepalive_timeout_s,
         }
