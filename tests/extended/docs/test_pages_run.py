@@ -57,7 +57,8 @@ def test_the_blocks_of_a_page_run_one_after_the_other(page: str, tmp_path: Path)
     run = HOROVODRUN if page in ON_RANKS else [sys.executable]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("HOROVOD_", "SPARK_"))}
     environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "RAY_AUTH_MODE": "disabled"}
-    environ |= {"JAX_PLATFORMS": "cpu"}
+    # A Java that is there for seconds only spends more time on compiling its code well than it saves by that.
+    environ |= {"JAX_PLATFORMS": "cpu", "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
     command = [*run, str(script)]
     done = subprocess.run(
         command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=380
