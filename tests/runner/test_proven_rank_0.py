@@ -38,7 +38,7 @@ from horovod.worker.runtime.errors import StartError
 from horovod.worker.runtime.local_member import PROTOCOL_VERSION
 from horovod.worker.runtime.session import Session
 from horovod.worker.runtime.tls import ClientTls
-from horovod.worker.runtime.token import proven_certificate
+from horovod.worker.runtime.token_proof import proven_certificate
 
 TOKEN, OTHER = "the-token-of-this-job", "the-token-of-another-job"
 NONCE_OF_TEST = "0" * NONCE_LENGTH

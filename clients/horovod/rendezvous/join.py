@@ -253,7 +253,7 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
     known by a certificate of the settings; "" is returned.
     """
     from horovod.base.run_certificate import SERVER_NAME
-    from horovod.worker.runtime.token import UnprovenError, proven_certificate
+    from horovod.worker.runtime.token_proof import UnprovenError, proven_certificate
 
     while True:
         try:
