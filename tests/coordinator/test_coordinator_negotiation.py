@@ -262,6 +262,19 @@ def test_a_rank_that_comes_back_hears_of_recalls_that_it_owes() -> None:
     assert ranks.recalls == [[], [1]]
 
 
+def test_a_recall_that_is_answered_as_the_rank_comes_back_is_not_repeated() -> None:
+    """In the same decisions its id may mean something else already, and ranks apply plans before recalls."""
+    ranks = Ranks(2, id_capacity=5)
+    fill(ranks, 4)
+    ranks.say(0, op("allreduce.new"))
+    ranks.say(1, op("allreduce.new"))
+    ranks.say(1, recalled=[1])
+    ranks.recalls = [[], []]
+    ranks.say(0, resumed=True, recalled=[1])
+    assert [plans["allreduce.new"] for plans in ranks.plans] == [1, 1]
+    assert ranks.recalls == [[], []]
+
+
 def test_a_rank_that_is_gone_owes_no_answers_and_leaves_nothing_behind() -> None:
     ranks = Ranks(2, id_capacity=5)
     fill(ranks, 4)

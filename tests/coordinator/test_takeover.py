@@ -46,9 +46,11 @@ FAULTS = ("kill", "silence", "break", "lose", "notice")
 ACTIONS = ("work", "send", "step", "step", "deliver", "deliver", "go on")
 
 
+@pytest.mark.longer
+@pytest.mark.timeout(600)
 @settings(
     deadline=None,
-    max_examples=pick(60, 2000),
+    max_examples=pick(60, 1000),
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # a smaller seed is no simpler case
     suppress_health_check=list(HealthCheck),

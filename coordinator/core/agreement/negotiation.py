@@ -184,7 +184,6 @@ class Negotiation:
         if self._takeover is not None:
             self._hear(self._takeover, rank, message)
         if resumed:
-            self._repeat_recalls(rank, batch)
             missed = self._joining.missed(message.join.round if message.HasField("join") else None)
             if missed:
                 batch.to((rank,)).joins.append(missed)
@@ -198,6 +197,8 @@ class Negotiation:
                 self._give_ids(process_set, batch)
             if self._takeover is not None:
                 self._takeover.freed(rank, answer.process_set, answer.ids)
+        if resumed:  # after its answers: an id that they have freed may mean something else in the same decisions
+            self._repeat_recalls(rank, batch)
         self._announce_all(rank, announced, now_s, resumed, batch)
         if message.HasField("join") and self._sets[0].whole and (state := self._joining.receive(rank, message.join)):
             self._join_changed(state, now_s, batch)
