@@ -98,8 +98,6 @@ REMARKS: Final = {
     "HOROVOD_GLOO_TIMEOUT_SECONDS": "concerns `HOROVOD_CPU_OPERATIONS=gloo` alone; otherwise "
     "`HOROVOD_PROGRESS_TIMEOUT` (300 s)",
     "HOROVOD_THREAD_AFFINITY": "as before, for the threads of the new engine",
-    "--gloo": "accepted: it changes nothing",
-    "--disable-cache": "accepted: nothing is cached",
     "--network-interface": "as before; several names with commas in one are deprecated",
     "--tcp": "sets `NCCL_IB_DISABLE=1`; connections of Horovod itself are TCP anyway",
     "--reset-limit": "the default is 3 failures for each of `-np` without progress; it was no limit",
@@ -143,8 +141,9 @@ def _option(action: argparse.Action) -> str:
     option = next((one for one in action.option_strings if one in REMARKS), None)
     if option is not None:
         return REMARKS[option]
-    reason = flags._REFUSED.get(action.dest)
-    return _AS_BEFORE if reason is None else f"refused: {reason}"
+    if (reason := flags._REFUSED.get(action.dest)) is not None:
+        return f"refused: {reason}"
+    return f"no effect: {flags._IDLE[action.dest]}" if action.dest in flags._IDLE else _AS_BEFORE
 
 
 def with_tables(page: str) -> str:
