@@ -90,7 +90,8 @@ def _line(action: argparse.Action) -> str:
         metavar = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
         names += f" `{metavar}`"
     shown = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
-    text = " ".join(shown.replace("|", "\\|").split())
+    # "]" before "[" would be a link of Markdown.
+    text = " ".join(shown.replace("|", "\\|").replace("][", "]\\[").split())
     return f"| {names} | {text} |"
 
 

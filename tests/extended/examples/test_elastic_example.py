@@ -55,7 +55,8 @@ def test_a_process_is_killed_on_the_way(script: str) -> None:
     assert "ends with processes: 1\n" in said, errors
     accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy: (\d\.\d+)", said)]
     assert len(accuracies) == 1, said
-    assert accuracies[0] >= LEAST_ACCURACY[script], said
+    # The batches that are trained on follow from the moment of the kill, so a few of 450 images more may be wrong.
+    assert accuracies[0] >= LEAST_ACCURACY[script] - 0.02, said
 
 
 @SCRIPTS

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from unreduced_warnings import told
-from worlds import World
+from worlds import Keeper, World
 
 STEPS = 110
+
+
+@pytest.fixture(scope="module")
+def jax_pair_keeper() -> Iterator[Keeper]:
+    """Of this file alone. In processes that have done much else with JAX, JAX was seen not to tell of calls."""
+    with Keeper(2, "shm", {"HOROVOD_DYNAMIC_PROCESS_SETS": "1"}, preloaded="preloaded_jax") as keeper:
+        yield keeper
 
 
 def _loop(case: str) -> list[str]:
