@@ -69,8 +69,10 @@ def _traced(steps: Steps) -> None:
         if steps not in known:
             known.append(steps)
         frame = frame.f_back
-    if _hooks is not None and _hooks.value is None:
+    if _hooks is not None and _hooks.value is None and _hooks.get_global() is None:
         _hooks.set_global(_called)
+        if _hooks.value is None:  # this thread has a value of its own, once it has been in `with jax.debug_nans(...)`
+            _hooks.set_local(_called)
         unreduced.until_over(_forget)
 
 
@@ -86,6 +88,8 @@ def _called(function: Any, *_: Any) -> None:
 def _forget() -> None:
     if _hooks is not None and _hooks.get_global() is _called:
         _hooks.set_global(None)
+    if _hooks is not None and _hooks.value is _called:
+        _hooks.set_local(None)
 
 
 def _code_of(function: Any) -> Any:

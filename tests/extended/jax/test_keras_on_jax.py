@@ -299,13 +299,10 @@ def _loop_never_wrapped(case: str) -> list[str]:
     return unreduced_warnings.told(work)
 
 
-def test_a_loop_whose_optimizer_was_never_distributed_is_told_once() -> None:
-    """In a world of its own, as in test_jax_unreduced.py."""
-    with World(2, "shm", preloaded="preloaded_keras_jax") as world:
-        world.run(_initialized)
-        for case in ("a function", "eagerly"):
-            told_on_0, on_1 = world.run(_loop_never_wrapped, case)
-            assert len(told_on_0) == 1, case
-            assert told_on_0[0].startswith(__file__), "the warning must point to the script"
-            assert on_1 == []
-        assert world.run(_loop_never_wrapped, "distributed") == [[], []]
+def test_a_loop_whose_optimizer_was_never_distributed_is_told_once(world: World) -> None:
+    for case in ("a function", "eagerly"):
+        told_on_0, on_1 = world.run(_loop_never_wrapped, case)
+        assert len(told_on_0) == 1, case
+        assert told_on_0[0].startswith(__file__), "the warning must point to the script"
+        assert on_1 == []
+    assert world.run(_loop_never_wrapped, "distributed") == [[], []]
