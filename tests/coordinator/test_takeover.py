@@ -50,7 +50,7 @@ ACTIONS = ("work", "send", "step", "step", "deliver", "deliver", "go on")
 @pytest.mark.timeout(600)
 @settings(
     deadline=None,
-    max_examples=pick(60, 1000),
+    max_examples=pick(60, 2000),
     derandomize=True,
     phases=[Phase.explicit, Phase.generate],  # a smaller seed is no simpler case
     suppress_health_check=list(HealthCheck),

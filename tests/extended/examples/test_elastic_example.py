@@ -21,7 +21,7 @@ SCRIPTS = pytest.mark.parametrize(
 )
 LEAST_ACCURACY = {"torch_elastic_digits.py": 0.97, "keras_elastic_digits.py": 0.96}
 # So that training goes on while this test finds the process and kills it.
-MANY_EPOCHS = {"torch_elastic_digits.py": ["--epochs", "40"], "keras_elastic_digits.py": ["--epochs", "10"]}
+MANY_EPOCHS = {"torch_elastic_digits.py": ["--epochs", "40"], "keras_elastic_digits.py": ["--epochs", "16"]}
 
 
 @pytest.mark.timeout(300)
@@ -55,8 +55,7 @@ def test_a_process_is_killed_on_the_way(script: str) -> None:
     assert "ends with processes: 1\n" in said, errors
     accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy: (\d\.\d+)", said)]
     assert len(accuracies) == 1, said
-    # The batches that are trained on follow from the moment of the kill, so a few of 450 images more may be wrong.
-    assert accuracies[0] >= LEAST_ACCURACY[script] - 0.02, said
+    assert accuracies[0] >= LEAST_ACCURACY[script], said
 
 
 @SCRIPTS
