@@ -1,4 +1,4 @@
-"""What is computed from secrets: proofs that a process knows one, which do not show it, and tokens of jobs.
+"""Values computed from secrets: proofs that a process knows a secret, which do not show it, and tokens of jobs.
 
 A member proves to a coordinator that it is, or was, one: it knows the secret of the world. How these proofs are
 computed is written in protos/v1/membership.proto. A coordinator proves to a member that it knows the token:

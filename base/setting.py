@@ -159,7 +159,7 @@ class Setting:
         return _METAVARS.get(self.kind) or self.env.split("_")[-1]
 
     def option_meaning(self) -> str:
-        """What is said of its option: the meaning, and the default where there is one and a value acts."""
+        """The help text of this setting's option: its meaning, and its default if a value has an effect."""
         if self.no_effect or self.default in (None, (), False):
             return self.meaning()
         value = self.default // self.flag_scale if self.flag_scale != 1 else self.default

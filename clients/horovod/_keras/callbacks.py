@@ -392,7 +392,7 @@ class BestModel:
         mode: str = "auto",
         save_freq: str | int = "epoch",
     ) -> None:
-        # Keras refuses a path without the ending for what is saved.
+        # Keras refuses a path that does not end with .keras or .weights.h5.
         path: Any = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(
             filepath=path,  # type: ignore[call-arg]

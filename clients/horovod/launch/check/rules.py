@@ -1,4 +1,4 @@
-"""The table of what `horovodrun --check` looks for: where a rule applies, what it finds, the sentence and the remedy.
+"""The rules of `horovodrun --check`: where each applies, which code it finds, its sentence and the remedy.
 
 A rule says nothing where it is not sure: what a variable holds is not known, so most go by full names (script.py) and
 by names that nothing else has. tests/older_scripts.py has code for each, which tests find and, where it is said to
@@ -52,7 +52,7 @@ def used(pattern: str) -> Callable[[Script], Found]:
 
 
 def given(pattern: str, *keywords: str) -> Callable[[Script], Found]:
-    """Calls of what has such a full name, with one of the keywords."""
+    """Calls of a function with such a full name, with one of the keywords."""
 
     def find(script: Script) -> Found:
         for call in script.calls:
@@ -76,7 +76,7 @@ def method(*names: str, keywords: tuple[str, ...] = ()) -> Callable[[Script], Fo
 
 
 def called_without(pattern: str, *keywords: str, arguments: int = 1) -> Callable[[Script], Found]:
-    """Calls of what has such a full name, with none of the keywords and no more arguments than `arguments`."""
+    """Calls of a function with such a full name, without the keywords and with at most `arguments` arguments."""
 
     def find(script: Script) -> Found:
         for call in script.calls:

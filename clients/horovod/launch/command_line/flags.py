@@ -51,7 +51,7 @@ _REFUSED = {
     "binding_args": "horovodrun starts no mpirun. Give them to mpirun or jsrun in place of horovodrun, or "
     "bind the background threads with --thread-affinity",
 }
-# Options that ask for what is so in any case, by attribute, with the reason, to end a sentence with.
+# Options without effect, by attribute of the parsed arguments; the reason completes "--gloo has no effect: ...".
 _IDLE = {
     "disable_cache": "horovodrun caches nothing",
     "gloo": "there is one controller, which needs no MPI",

@@ -55,7 +55,7 @@ class Seen:
 
 
 def sentence(seen: Seen, hosts: Sequence[str]) -> str:
-    """What is missing, "" when nothing is that anybody waits for. hosts[rank] is the rank's host."""
+    """The processes that the job waits for, in words; "" if it waits for none. hosts[rank] is the rank's host."""
     size = len(hosts)
     if seen.formed:
         return ""
@@ -196,7 +196,7 @@ async def story_told(note: Note | None, look: Look, every_s: float = STORY_LOOK_
 
 
 class Spares:
-    """What was seen of a job's worlds. Processes are named by the numbers with which they were started."""
+    """A job's worlds, as its coordinator reported them. Processes are named by their start numbers."""
 
     def __init__(self) -> None:
         self._epoch = 0
