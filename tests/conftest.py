@@ -6,6 +6,7 @@ import gc
 import signal
 from pathlib import Path
 
+import hung_tests
 import pytest
 import tiers
 from hypothesis import settings
@@ -18,12 +19,13 @@ settings.register_profile("tests", deadline=None)  # no test asserts on wall tim
 settings.load_profile("tests")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell without job control has Ctrl-C ignored in what it starts in the background, and so would all programs of
     the tests: those that are interrupted would go on.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hung_tests.register(config)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
