@@ -117,11 +117,12 @@ $(TYPES)/.linked: $(VENV)/.to-train $(VENV)/.to-lint $(VENV)/.built $(wildcard c
 
 CXX_SOURCES = $(shell git ls-files '*.cc' '*.h' '*.cu')
 
-lint: $(TYPES)/.linked ## ruff, clang-format, mypy and known vulnerabilities; it changes nothing
+lint: $(TYPES)/.linked ## ruff, clang-format, mypy, the language of pages and known vulnerabilities; it changes nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
 	cd $(TYPES) && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p horovod
+	$(BIN)/python docs/tools/language.py
 	@$(BIN)/python tests/advisories.py
 
 format: $(VENV)/.to-lint ## mends what ruff and clang-format can mend by themselves
