@@ -32,7 +32,6 @@ NOT_YET = {
     "docs/coordinator.md",
     "docs/data.md",
     "docs/elastic-promises.md",
-    "docs/elastic.md",
     "docs/extending.md",
     "docs/from-0.28.md",
     "docs/fuzzing.md",
@@ -73,7 +72,7 @@ RULES = (
         "name the person or the program instead of `who`",
     ),
     (r"\bwhoever\b", "name the person or the program"),
-    (r"\b(?:those|he|one|ones) (?:that|who|whose|which)\b", "name the things or people: `the ranks that`"),
+    (r"\b(?:those|he) (?:that|who|whose|which)\b", "name the things or people: `the ranks that`"),
     (r"\bthat which\b", "name the thing"),
     (_START + r"where (?!(?:to|is|are|does|do|was)\b)[^.?;:|]*?[,.]", "`if` or `when`: `where` is for a place"),
     (
