@@ -24,7 +24,6 @@ NOT_YET = {
     "docs/adr",
     "CONTRIBUTING.md",
     "SECURITY.md",
-    "docs/agents.md",
     "docs/algorithms.md",
     "docs/architecture.md",
     "docs/benchmarks-history.md",
@@ -38,7 +37,6 @@ NOT_YET = {
     "docs/gpu.md",
     "docs/jax.md",
     "docs/jobs.md",
-    "docs/launcher.md",
     "docs/lightning.md",
     "docs/mxnet.md",
     "docs/observability.md",
@@ -107,9 +105,10 @@ RULES = (
 
 _COMPILED = [(re.compile(pattern.replace(" ", r"\s+"), re.IGNORECASE), hint) for pattern, hint in RULES]
 _ALLOWED = re.compile("|".join(ALLOWED).replace(" ", r"\s+"), re.IGNORECASE)
-# Fenced blocks, comments, inline code, targets of links, headings: none of them is prose.
+# Fenced blocks, generated parts, comments, inline code, targets of links and headings.
 _NO_PROSE = re.compile(
-    r"^ *```.*?^ *```$|<!--.*?-->|`+[^`]+`+|(?<=\])\([^)\s]*\)|^#+ .*?$|https?://\S+", re.DOTALL | re.MULTILINE
+    r"^ *```.*?^ *```$|<!-- made by.*?<!-- until here -->|<!--.*?-->|`+[^`]+`+|(?<=\])\([^)\s]*\)|^#+ .*?$|https?://\S+",
+    re.DOTALL | re.MULTILINE,
 )
 _DECISION = re.compile(r"^\*\*Decision\.?\*\*.*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
 

@@ -55,7 +55,9 @@ Some text: `where it is` and `anew` are code. What happens next is a question.
 who is there   # besides
 ```
 
-<!-- anew -->
+<!-- made by `this` -->
+Where all is anew, it goes on.
+<!-- until here -->
 - The log says where each file is, and what the job waits for. Who is it? Where is it?
 - See [the page](anew.md#besides).
 """
