@@ -82,7 +82,7 @@ RULES = (
     (r"\bmend(?:s|ed|ing)?\b", "`fix`, `repair`"),
     (r"\b(?:takes?|taking|taken|took) in\b", "`accept`, `admit`, `read`"),
     (r"\bat hand\b", "`available`"),
-    (r"\bof (?:its|their|one's|your|our) own(?= (?:and|or|for|that|in|on|to|is|has|are|have|as|with|by)\b|\W\s|\W\W)", "`its own` before the noun, or `separate`"),
+    (r"\bof (?:its|their|one's|your|our) own(?=[^\w\s]| (?:and|or|for|that|in|on|to)\b)", "`its own` before the noun"),
     (r"\b(?:says?|said|saying) so\b", "say which error, warning or line it is"),
     (r"\b(?:in|with|by) (?:a|one) sentence\b", "`an error`, `a message`"),
     (r"\b(?:tells?|told) of\b", "`report`"),
