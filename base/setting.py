@@ -146,7 +146,7 @@ class Setting:
         """What --help and the documentation say of it."""
         if self.no_effect:
             return f"no effect: {self.no_effect}"
-        return f"{self.help}; must agree on all ranks" if self.agreed else self.help
+        return f"{self.help}. Must be the same on all ranks" if self.agreed else self.help
 
     def metavar(self) -> str:
         """What stands for the value of its option in --help."""
@@ -164,7 +164,8 @@ class Setting:
             return self.meaning()
         value = self.default // self.flag_scale if self.flag_scale != 1 else self.default
         shown = "on" if value is True else f"{value:g}" if isinstance(value, float) else value
-        return f"{self.meaning()} (default {shown})"
+        unit = self.flag_unit or self.unit
+        return f"{self.meaning()} (default: {shown} {unit})" if unit else f"{self.meaning()} (default: {shown})"
 
     def expected(self) -> str:
         """What a value must be, to end a sentence with: "an integer >= 1 (bytes)"."""

@@ -17,7 +17,8 @@ class DataPlaneSettings:
     transport: str = row(
         "HOROVOD_TRANSPORT",
         "auto",
-        "data plane: shared memory when all ranks share a host and TCP otherwise, or always the one named",
+        "how tensors travel between ranks: auto (shared memory if all ranks share a host, otherwise TCP), shm (shared"
+        " memory) or tcp",
         section="params",
         choices=("auto", "shm", "tcp"),
         agreed=True,
@@ -25,8 +26,8 @@ class DataPlaneSettings:
     cpu_operations: str = row(
         "HOROVOD_CPU_OPERATIONS",
         "native",
-        "whose algorithms move CPU tensors: native (shared memory or TCP) or gloo (over TCP, where libgloo-dev was "
-        "there when Horovod was built, else native); mpi and ccl, which earlier versions had, mean native",
+        "implementation of collectives on CPU tensors: native (over shared memory or TCP) or gloo (over TCP). gloo "
+        "means native if Horovod was built without libgloo-dev; mpi and ccl, which earlier versions had, always do",
         section="library_options",
         choices=("native", "gloo", "mpi", "ccl"),
         idle_choices={"mpi": NO_MPI, "ccl": NO_CCL},
@@ -35,23 +36,24 @@ class DataPlaneSettings:
     network_interfaces: tuple[str, ...] = row(
         "HOROVOD_NETWORK_INTERFACES",
         (),
-        "network interfaces for TCP; without it every one that is up, but loopback and bridges of containers",
+        "network interfaces for TCP between ranks. Without it: every interface that is up, except loopback and "
+        "bridges of containers",
         section="params",
     )
     ports: str | None = row(
         "HOROVOD_PORTS",
         None,
-        "ports on which ranks listen for each other, and the launcher's own coordinator for them, for firewalls: the "
-        "first and the last one, such as 29500-29599. A rank takes one for each address of its interfaces; without it "
-        "the system chooses",
+        "first and last port, such as 29500-29599, on which ranks listen for each other and the launcher's own "
+        "coordinator listens for them. Open them in firewalls. A rank takes one port for each address of its "
+        "interfaces. Without it the system chooses the ports",
         section="params",
         kind="ports",
     )
     connections_per_peer: int | None = row(
         "HOROVOD_CONNECTIONS_PER_PEER",
         None,
-        "TCP connections between two ranks, for networks that limit each; without it one for each network interface "
-        "that both have",
+        "number of TCP connections between two ranks, for networks that limit the speed of each. Without it: one for "
+        "each network interface that both ranks have",
         section="params",
         limits=(1, 64),
         agreed=True,
@@ -59,8 +61,8 @@ class DataPlaneSettings:
     full_mesh_members: int = row(
         "HOROVOD_FULL_MESH_MEMBERS",
         64,
-        "up to so many ranks of a world, or of a process set, each has TCP connections to all others; of more (n), to "
-        "about 2 log2 n. A sum is then formed in another order, which follows from the ranks as well",
+        "up to this many ranks in a world or process set, each rank connects to all others over TCP. With more (n "
+        "ranks) it connects to about 2 log2 n, and sums are added in another order, which is fixed as well",
         section="params",
         agreed=True,
         engine="full_mesh_members",
@@ -69,9 +71,9 @@ class DataPlaneSettings:
     wire: str = row(
         "HOROVOD_WIRE",
         "plain",
-        "what protects tensors and the order of operations on TCP connections between ranks: nothing (plain), a "
-        "signature (signed) or encryption as well (encrypted), by OpenSSL's libcrypto; NCCL, which it can't protect, "
-        "is then used where HOROVOD_GPU_OPERATIONS demands it only",
+        "protection of TCP connections between ranks: plain (none), signed (detects changed data) or encrypted "
+        "(signed as well), by OpenSSL's libcrypto. It cannot protect NCCL, which is then used only if "
+        "HOROVOD_GPU_OPERATIONS demands it",
         section="params",
         choices=WIRE_MODES,
         agreed=True,
@@ -79,7 +81,7 @@ class DataPlaneSettings:
     fusion_threshold_bytes: int = row(
         "HOROVOD_FUSION_THRESHOLD",
         128 << 20,
-        "operations are fused into one batch up to this size; 0 turns fusion off",
+        "operations are fused into batches of up to this size. 0: no fusion",
         section="params",
         flag="--fusion-threshold-mb",
         unit="bytes",
@@ -112,7 +114,7 @@ class DataPlaneSettings:
     staging_buffer_count: int = row(
         "HOROVOD_STAGING_BUFFER_COUNT",
         4,
-        "staging buffers of each rank where all ranks share a host",
+        "number of staging buffers of each rank if all ranks share a host",
         section="params",
         limits=(2, 64),
         agreed=True,
@@ -121,7 +123,8 @@ class DataPlaneSettings:
     progress_timeout_seconds: float = row(
         "HOROVOD_PROGRESS_TIMEOUT",
         300.0,
-        "how long a peer may make no progress in an operation that every rank has started, before the world ends",
+        "how long a peer may make no progress in an operation that every rank has started. Then the world ends with "
+        "an error",
         section="params",
         engine="progress_timeout_ms",
         engine_scale=1000,
@@ -130,10 +133,10 @@ class DataPlaneSettings:
     unreachable_timeout_seconds: float = row(
         "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS",
         20.0,
-        "how long the host of a peer may owe the acknowledgement of something over TCP before the peer counts as lost; "
-        "the host of a process that is stopped still acknowledges; in elastic jobs HOROVOD_ELASTIC_HUNG_SECONDS, where "
-        "that is less; a new world whose ranks try to connect for so long in vain ends with a sentence that says who "
-        "can't reach whom",
+        "how long the host of a peer may leave TCP data unacknowledged before the peer counts as lost. A stopped "
+        "process does not trigger this, as its host still acknowledges. In elastic jobs HOROVOD_ELASTIC_HUNG_SECONDS "
+        "applies if it is less. Also how long the ranks of a new world try to connect before an error names those "
+        "that cannot reach each other",
         section="params",
         engine="unreachable_timeout_ms",
         engine_scale=1000,
@@ -145,7 +148,7 @@ _GPU_OPERATIONS = ("auto", "nccl", "host", "mpi", "gloo")
 
 
 def _gpu_row(operation: str) -> Any:
-    help_ = f"HOROVOD_GPU_OPERATIONS for {operation.lower()} alone"
+    help_ = f"as HOROVOD_GPU_OPERATIONS, for {operation.lower()} only"
     return row(f"HOROVOD_GPU_{operation}", None, help_, section="library_options", choices=_GPU_OPERATIONS, agreed=True)
 
 
@@ -156,9 +159,9 @@ class BackendSettings:
     gpu_operations: str = row(
         "HOROVOD_GPU_OPERATIONS",
         "auto",
-        "how GPU tensors travel: auto (NCCL where all ranks have it and it can do what is asked, otherwise through the "
-        "host's memory), nccl (the same, but a rank without NCCL is an error) or host (always through the host's "
-        "memory, by what HOROVOD_CPU_OPERATIONS says; mpi and gloo mean the same)",
+        "how GPU tensors travel: auto (by NCCL if all ranks have it and it supports the operation, otherwise through "
+        "host memory), nccl (as auto, but a rank without NCCL is an error) or host (always through host memory, as "
+        "HOROVOD_CPU_OPERATIONS says). mpi and gloo mean host",
         section="library_options",
         choices=_GPU_OPERATIONS,
         agreed=True,
@@ -171,7 +174,7 @@ class BackendSettings:
     num_nccl_streams: int = row(
         "HOROVOD_NUM_NCCL_STREAMS",
         1,
-        "batches of GPU tensors that may overlap, each on a CUDA stream of its own",
+        "number of batches of GPU tensors that may overlap. Each has its own CUDA stream",
         section="library_options",
         limits=(0, 1024),
         agreed=True,
@@ -180,8 +183,8 @@ class BackendSettings:
     gpu_pack_threshold_bytes: int = row(
         "HOROVOD_GPU_PACK_THRESHOLD",
         64 << 10,
-        "GPU tensors of a batch up to this size are copied into one buffer, which is reduced or broadcast as one; 0: "
-        "none are",
+        "GPU tensors of a batch up to this size are copied into one buffer, which is reduced or broadcast as a whole."
+        " 0: no tensor is",
         section="library_options",
         unit="bytes",
         limits=(0, 1 << 30),
@@ -191,7 +194,7 @@ class BackendSettings:
     gpu_pack_count: int = row(
         "HOROVOD_GPU_PACK_COUNT",
         8,
-        "fewer small GPU tensors than this stay where they are",
+        "small GPU tensors are copied into one buffer only if a batch has at least this many",
         section="library_options",
         limits=(1, 1 << 20),
         agreed=True,
@@ -200,41 +203,42 @@ class BackendSettings:
     batch_d2d_memcopies: bool = row(
         "HOROVOD_BATCH_D2D_MEMCOPIES",
         True,
-        "small GPU tensors are packed by one kernel, compiled when the first GPU tensor comes; 0: one by one",
+        "one kernel, compiled when the first GPU tensor comes, packs all small GPU tensors. 0: each is copied "
+        "separately",
         section="library_options",
         engine="batched_copies",
     )
     async_completion: bool = row(
         "HOROVOD_ENABLE_ASYNC_COMPLETION",
         True,
-        "synchronizing an operation on GPU tensors makes the current stream wait for it; 0: the host waits",
+        "synchronizing an operation on GPU tensors makes the current stream wait for it. 0: the host waits",
         section="library_options",
         engine="async_completion",
     )
     nccl_library: str | None = row(
         "HOROVOD_NCCL_LIBRARY",
         None,
-        "file of NCCL (libnccl.so.2) for GPU tensors; without it that of the package nvidia-nccl (PyTorch brings it), "
-        "or the system's",
+        "file of NCCL (libnccl.so.2) for GPU tensors. Without it: the one in the package nvidia-nccl, which PyTorch "
+        "installs, or else the system's",
         section="library_options",
     )
     cuda_library: str | None = row(
         "HOROVOD_CUDA_LIBRARY",
         None,
-        "file of the NVIDIA driver's library for GPU tensors; without it the system's libcuda.so.1",
+        "library file of the NVIDIA driver for GPU tensors. Without it: the system's libcuda.so.1",
         section="library_options",
     )
     nvrtc_library: str | None = row(
         "HOROVOD_NVRTC_LIBRARY",
         None,
-        "file of NVIDIA's run-time compiler (libnvrtc.so.12) for packing small GPU tensors; without it that of the "
-        "package nvidia-cuda-nvrtc (PyTorch brings it), or the system's",
+        "file of NVIDIA's run-time compiler (libnvrtc.so.12), which packing small GPU tensors needs. Without it: the "
+        "one in the package nvidia-cuda-nvrtc, which PyTorch installs, or else the system's",
         section="library_options",
     )
     gloo_timeout_seconds: int = row(
         "HOROVOD_GLOO_TIMEOUT_SECONDS",
         30,
-        "how long a peer may make no progress in an operation of Gloo; 0 leaves it to HOROVOD_PROGRESS_TIMEOUT",
+        "how long a peer may make no progress in a Gloo operation. 0: HOROVOD_PROGRESS_TIMEOUT applies",
         section="library_options",
         unit="seconds",
         limits=(0, 10_000_000),

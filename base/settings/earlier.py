@@ -14,7 +14,7 @@ OF_BUILD = frozenset(
 OF_BUILD_AND_TESTS = ("BUILD_", "CUDA_", "NCCL_", "ROCM_", "SPARK_", "TEST_", "WITH_", "WITHOUT_")
 
 # Each completes "HOROVOD_... has no effect: ...".
-_NO_TUNING = "there are no cycles to tune: batches form by themselves, and algorithms follow from size and topology"
+_NO_TUNING = "there are no cycles to tune, and algorithms are chosen by size and topology"
 _COORDINATOR = "processes meet at a coordinator, which the launcher starts or HOROVOD_COORDINATOR names"
 
 _TUNING: dict[str, Any] = {"section": "autotune", "no_effect": _NO_TUNING}
@@ -62,5 +62,5 @@ class EarlierSettings:
     )
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, NO_CCL)
-    disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "there are no NVTX ranges")
-    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations without it")
+    disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "this version of Horovod makes no NVTX ranges")
+    enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations in any case")

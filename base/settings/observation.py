@@ -14,7 +14,7 @@ class ObservationSettings:
     log_level: str = row(
         "HOROVOD_LOG_LEVEL",
         "warning",
-        "least important message that is logged",
+        "least severe log messages that are written",
         section="logging",
         key="level",
         choices=("trace", "debug", "info", "warning", "error", "fatal"),
@@ -23,7 +23,7 @@ class ObservationSettings:
     log_hide_time: bool = row(
         "HOROVOD_LOG_HIDE_TIME",
         False,
-        "log lines carry no time",
+        "write log lines without the time",
         section="logging",
         flag="--log-without-timestamp",
         key="with_timestamp",
@@ -32,14 +32,14 @@ class ObservationSettings:
     log_format: str = row(
         "HOROVOD_LOG_FORMAT",
         "text",
-        "how log lines are written: text, or json, one object a line with job, epoch and rank",
+        "format of log lines: text, or json (one object a line, with job, epoch (the number of the world) and rank)",
         section="logging",
         choices=("text", "json"),
     )
     timeline: str | None = row(
         "HOROVOD_TIMELINE",
         None,
-        "file in which rank 0 writes the timeline, or DYNAMIC to start it from the program",
+        "file to which rank 0 writes the timeline. DYNAMIC: the script starts the timeline itself",
         section="timeline",
         flag="--timeline-filename",
     )
@@ -49,7 +49,7 @@ class ObservationSettings:
     stall_check_disable: bool = row(  # this and the next two are for the coordinator, which watches for stalls
         "HOROVOD_STALL_CHECK_DISABLE",
         False,
-        "no warning about tensors that some ranks did not submit",
+        "do not warn about tensors that some ranks have not submitted",
         section="stall_check",
         flag="--no-stall-check",
         key="enabled",
@@ -59,7 +59,7 @@ class ObservationSettings:
     stall_check_seconds: float = row(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         60.0,
-        "warn about a tensor that waits longer than this; 0 is never",
+        "warn about a tensor that waits longer than this for some ranks. 0: never",
         section="stall_check",
         flag="--stall-check-warning-time-seconds",
         unit="seconds",
@@ -69,7 +69,7 @@ class ObservationSettings:
     stall_shutdown_seconds: float = row(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         0.0,
-        "shut down when a tensor waits longer than this; 0 is never, and so is less than the time of the warning",
+        "shut down if a tensor waits longer than this for some ranks. 0, or less than the time of the warning: never",
         section="stall_check",
         flag="--stall-check-shutdown-time-seconds",
         unit="seconds",
@@ -80,8 +80,8 @@ class ObservationSettings:
     check_call_sites: bool = row(
         "HOROVOD_CHECK_CALL_SITES",
         False,
-        "ranks that call an operation without a name from different lines of their scripts get an error; for "
-        "debugging, as it takes as long as the operation itself, and not for scripts with hvd.join()",
+        "report an error if ranks call an operation without a name from different lines of their scripts. For "
+        "debugging: each check takes as long as the operation itself. Not for scripts with hvd.join()",
         section="stall_check",
         agreed=True,
     )
@@ -89,7 +89,7 @@ class ObservationSettings:
     deadlock_check_disable: bool = row(  # for the coordinator as well
         "HOROVOD_DEADLOCK_CHECK_DISABLE",
         False,
-        "ranks that wait for each other in different operations get no error",
+        "report no error if ranks wait for each other in different operations",
         section="stall_check",
         flag="--no-deadlock-check",
         key="deadlock_enabled",

@@ -21,7 +21,7 @@ class TrainingSettings:
         flag="--cycle-time-ms",
         unit="milliseconds",
         limits=(0, None),
-        no_effect="there is no cycle: what gets ready while data travels is the next batch",
+        no_effect="there is no cycle, and tensors that become ready while data travels form the next batch",
     )
     cache_capacity: int = row(
         "HOROVOD_CACHE_CAPACITY",
@@ -29,12 +29,12 @@ class TrainingSettings:
         "operations whose agreement is remembered",
         section="params",
         limits=(0, None),
-        no_effect="the latest 4096 agreements are remembered, and all on operations that repeat",
+        no_effect="this version always remembers the latest 4096 operations, and all that repeat",
     )
     dynamic_process_sets: bool = row(
         "HOROVOD_DYNAMIC_PROCESS_SETS",
         False,
-        "process sets may be added and removed after init",
+        "process sets may be added and removed after hvd.init()",
         section="params",
         agreed=True,
     )
@@ -47,7 +47,7 @@ class TrainingSettings:
     hierarchical_allreduce: bool | None = row(
         "HOROVOD_HIERARCHICAL_ALLREDUCE",
         None,
-        "0: ranks of one host use TCP between each other where the world spans several",
+        "0: ranks on one host use TCP with each other if the world spans several hosts",
         section="params",
         agreed=True,
     )
@@ -68,19 +68,20 @@ class TrainingSettings:
     thread_affinity: tuple[str, ...] = row(
         "HOROVOD_THREAD_AFFINITY",
         (),
-        "processors of the background threads: one for each local rank, or one for all",
+        "processors for the background threads: one for each local rank, or a single one for all",
         section="library_options",
     )
     elastic: bool = row(
         "HOROVOD_ELASTIC",
         False,
-        "1 in processes of a job whose size may change, for programs that ask",
+        "1 if the size of the job may change. Scripts may read it",
         launcher=True,
     )
     elastic_timeout_seconds: float = row(
         "HOROVOD_ELASTIC_TIMEOUT",
         600.0,
-        "how long the members of an elastic job wait for others when too few are left",
+        "how long the processes of an elastic job wait for others when too few are left. Then the job ends with an "
+        "error",
         section="params",
         unit="seconds",
         limits=(0, None),
@@ -88,22 +89,22 @@ class TrainingSettings:
     begin_anew: bool = row(
         "HOROVOD_ELASTIC_BEGIN_ANEW",
         False,
-        "an elastic job of which all processes that held the committed state are gone begins anew, for scripts that "
-        "read a checkpoint of their own; otherwise it ends with an error",
+        "when an elastic job has lost all processes that held the committed state, it starts again from the beginning"
+        " instead of ending with an error. For scripts that load a checkpoint of their own",
         section="params",
     )
     elastic_keeps_slots: bool = row(
         "HOROVOD_ELASTIC_KEEP_SLOTS",
         False,
-        "on registered agents, an elastic job keeps slots beyond -np, or the `min` of a job file, also while another "
-        "job waits for room",
+        "on registered agents, an elastic job keeps its slots beyond -np (in a job file: beyond `min`) even if "
+        "another job waits for slots",
         section="params",
     )
     elastic_leave_seconds: float = row(
         "HOROVOD_ELASTIC_LEAVE_SECONDS",
         60.0,
-        "how long a process of an elastic job may go on, to its next commit, after SIGTERM has told it that its slot "
-        "is taken back; SIGKILL follows",
+        "how long a process of an elastic job may run on, to its next commit, after SIGTERM has told it that its slot"
+        " is taken back. Then SIGKILL follows",
         section="params",
         unit="seconds",
         limits=(1, None),
@@ -112,9 +113,8 @@ class TrainingSettings:
     different_weights: str = row(
         "HOROVOD_DIFFERENT_WEIGHTS",
         "warn",
-        "what follows when the first steps find that ranks train different weights: a warning that names them, an "
-        "error on all ranks before they take the step, or nothing (ignore), also for an optimizer that is not "
-        "distributed",
+        "reaction if the first steps find that ranks train different weights, also with an optimizer that is not "
+        "distributed: warn (and name the ranks), error (on all ranks, before the step) or ignore",
         section="library_options",
         choices=("warn", "error", "ignore"),
         agreed=True,
@@ -122,8 +122,8 @@ class TrainingSettings:
     compare_weights_steps: int = row(
         "HOROVOD_COMPARE_WEIGHTS_STEPS",
         0,
-        "weights are compared again every so many steps, which reads them once; 0: only in the first steps of a world "
-        "and, with PyTorch, after load_state_dict",
+        "compare the ranks' weights again after every so many steps; each comparison reads all weights once. 0: only "
+        "in the first steps of a world and, with PyTorch, after load_state_dict",
         section="library_options",
         unit="steps",
         limits=(0, None),
@@ -133,7 +133,7 @@ class TrainingSettings:
     pin_gpus: bool = row(
         "HOROVOD_PIN_GPUS",
         False,
-        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES, which the process then knows as device 0: "
+        "the launcher gives each process one GPU by CUDA_VISIBLE_DEVICES. The process sees it as device 0. "
         "torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count()) is right with and without it",
         section="library_options",
     )
@@ -141,8 +141,8 @@ class TrainingSettings:
     set_num_threads: bool = row(
         "HOROVOD_SET_NUM_THREADS",
         True,
-        "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS, where neither is set, to each process's share of this "
-        "host's cores; 0 leaves them alone",
+        "the launcher sets OMP_NUM_THREADS and MKL_NUM_THREADS to each process's share of its host's cores, unless "
+        "either is set already. 0: it sets neither",
         section="library_options",
     )
 
@@ -150,7 +150,7 @@ class TrainingSettings:
         "HOROVOD_ADASUM_OVERLAP",
         False,
         "DistributedOptimizer(op=Adasum) takes the step of each parameter in backward(), as soon as its gradient is "
-        "made, and combines the changes meanwhile; a gradient or a learning rate that changes before step() is an "
-        "error then",
+        "ready, and combines the changes meanwhile. Changing a gradient or a learning rate before step() is then an "
+        "error",
         section="library_options",
     )

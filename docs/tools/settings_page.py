@@ -11,11 +11,12 @@ _BEGIN = """# Settings
 
 This page is made from the table in `base/settings` by `python docs/tools/settings_page.py > docs/settings.md`.
 
-A setting is an environment variable of the training processes, and an option of `horovodrun` and a key in its YAML file
-(`--config-file`), which set the variable. An option beats the file, and the file beats the environment; an argument of
-`hvd.init()` beats them all. Values are checked by `horovodrun` before anything starts, and by `hvd.init()` before a
-process contacts the coordinator. An empty variable counts as unset. A switch takes 1 or 0 (also true/false, yes/no,
-on/off), and each has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. A key such as `params.spin_us` is
+A setting is an environment variable of the training processes. Most settings also have an option of `horovodrun` and a key in
+its YAML file (`--config-file`), which set the variable. If several are given, an argument of `hvd.init()` comes first, then the
+option, the file and the environment. An empty variable counts as unset.
+
+`horovodrun` checks values before it starts anything, and `hvd.init()` before it contacts the coordinator. A switch takes 1 or 0
+(also true/false, yes/no, on/off), and has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. The key `params.spin_us` means
 `spin_us` in the section `params`:
 
 ```yaml
@@ -26,14 +27,14 @@ params:
 _LAUNCHER = """
 ## Set by launchers
 
-`horovodrun` decides these for each process, so they have neither an option nor a key. Set them for processes that are
-started without a launcher.
+`horovodrun` sets these for each process, so they have neither an option nor a key. Set them yourself only for processes that
+you start without a launcher.
 """
 _NO_EFFECT = """
 ## Without effect
 
-Accepted for programs that were written for earlier versions. Values are checked, and nothing else is done with them;
-rank 0 says so when one is set.
+Horovod accepts these for programs that were written for earlier versions. It checks their values and ignores them. Rank 0
+warns once about each one that is set.
 """
 
 
@@ -65,7 +66,7 @@ def _line(setting: Setting) -> str:
         value += f"; option and key in {setting.flag_unit}"
     meaning = setting.meaning()
     if setting.yaml_inverted:
-        meaning += "; the key says the opposite"
+        meaning += ". The key means the opposite"
     default = "" if setting.default in (None, ()) else f"`{environment_text(setting.default)}`"
     return f"| {names} | {value} | {default} | {meaning} |"
 
