@@ -127,107 +127,112 @@ def make_parser() -> argparse.ArgumentParser:
     """Also for the manual."""
     parser = argparse.ArgumentParser(
         prog="horovod-coordinator",
-        description="Brings the processes of training jobs together: ranks, membership, first agreement on operations.",
+        description="Brings the processes of training jobs together: gives them ranks, notices which of them are lost, "
+        "and checks that they ask for the same operations.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",
         default="127.0.0.1:29400",
-        help="where training processes, agents and launchers connect (default: %(default)s)",
+        help="address to which training processes, agents and launchers connect (default: %(default)s)",
     )
     parser.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="where training processes and other coordinators of the same store reach this one (default: the address "
-        "of --listen, which must not be a wildcard then)",
+        help="address under which training processes and other coordinators of the same store reach this one (default: "
+        "that of --listen, which must not be a wildcard then)",
     )
     parser.add_argument(
         "--token-file",
         metavar="FILE",
-        help="members must know the secret in this file; without one, on loopback, a coordinator makes a token that "
-        "processes of the same user find by themselves",
+        help="file with the token that processes must know. Without it, a coordinator on loopback makes a token, which "
+        "processes of the same user find automatically",
     )
     parser.add_argument("--insecure", action="store_true", help="serve anybody, without a token")
     parser.add_argument(
         "--tls-cert",
         metavar="FILE",
-        help="serve over TLS with this certificate (PEM, with the chain of those that signed it); read anew when it "
-        "changes. `horovodrun certs` makes one",
+        help="serve over TLS with this certificate (PEM, with its chain). It is read again when it changes. "
+        "`horovodrun certs` makes one",
     )
     parser.add_argument("--tls-key", metavar="FILE", help="the private key of --tls-cert (PEM, without a password)")
     parser.add_argument(
         "--tls-client-ca",
         metavar="FILE",
-        help="serve only members that show a certificate which this certificate authority (PEM) has signed",
+        help="serve only clients with a certificate that this certificate authority (PEM) has signed",
     )
     parser.add_argument(
         "--tls-peer-ca",
         metavar="FILE",
-        help="the certificate authority (PEM) that has signed the certificates of the other coordinators of the same "
-        "store, by which they are known (default: that of --tls-client-ca)",
+        help="certificate authority (PEM) that has signed the certificates of the other coordinators of the same store "
+        "(default: that of --tls-client-ca)",
     )
     parser.add_argument(
         "--keepalive-timeout-seconds",
         metavar="S",
         type=_seconds,
         default=Limits.keepalive_timeout_s,
-        help="a connection that answers no ping for so long counts as broken (default: %(default)g)",
+        help="how long a connection may leave a ping unanswered before it counts as broken (default: %(default)g "
+        "seconds)",
     )
     parser.add_argument(
         "--reattach-grace-seconds",
         metavar="S",
         type=_seconds,
         default=Limits.reattach_grace_s,
-        help="how long a member may be without a connection before it is lost, unless its process is seen to live "
-        "(default: %(default)g)",
+        help="how long a process may be without a connection before it counts as lost, unless others see that it is "
+        "alive (default: %(default)g seconds)",
     )
     parser.add_argument(
         "--store",
         metavar="ADDRESS",
         default=MEMORY,
-        help="where jobs and worlds are kept: memory: (they end with this process), sqlite:PATH (a file on a disk of "
-        "this host, for this coordinator alone: a restart ends no job), or for several coordinators "
+        help="store of jobs and worlds: memory: (they are lost with this process), sqlite:PATH (a file on a disk of "
+        "this host, for this coordinator only; jobs survive a restart), or for several coordinators "
         "etcd://HOST:PORT[,HOST:PORT...][?ca=FILE&cert=FILE&key=FILE&user=NAME&password_file=FILE&prefix=TEXT] "
         "(default: %(default)s)",
     )
     parser.add_argument(
         "--store-key-file",
         metavar="FILE",
-        help="what stands in etcd is sealed with the secret in the first line of this file; those in further lines "
-        "open what was sealed with them before (default: the secret of --token-file)",
+        help="file with secrets, one a line. The first one encrypts the entries in etcd; the others decrypt older "
+        "entries (default: the secret of --token-file)",
     )
     parser.add_argument(
         "--insecure-store",
         action="store_true",
-        help="use an etcd on other hosts without TLS, without credentials, or without a key to seal what it holds",
+        help="allow an etcd on other hosts without TLS, without credentials, or without a key to encrypt its entries",
     )
     parser.add_argument(
         "--web-listen",
         metavar="[HOST]:PORT",
-        help="serve a status page, /metrics (Prometheus), /healthz and /readyz there (without HOST: on 127.0.0.1)",
+        help="address of a status page, /metrics (Prometheus), /healthz and /readyz (without HOST: on 127.0.0.1)",
     )
     parser.add_argument(
         "--web-token-file",
         metavar="FILE",
-        help="readers of the status page and of /metrics must send the secret in this file as a bearer token, or open "
-        "/?token=SECRET once in a browser; needed where other hosts can connect. On loopback a coordinator without it "
-        "makes a secret and prints the link. It is not the members' token",
+        help="file with the secret that readers of the status page and /metrics send as a bearer token, or give once "
+        "in a browser as /?token=SECRET. Required if other hosts can connect; on loopback the coordinator "
+        "otherwise makes a secret and prints the link. It is not the token of --token-file",
     )
     parser.add_argument(
-        "--web-tls", action="store_true", help="show them over HTTPS, with the certificate of --tls-cert"
+        "--web-tls",
+        action="store_true",
+        help="serve the status page and /metrics over HTTPS, with the certificate of --tls-cert",
     )
     parser.add_argument(
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="json: one object a line on stderr, with job, epoch and rank (default: %(default)s)",
+        help="format of log lines on stderr. json: one object a line, with job, epoch (the number of the world) and "
+        "rank (default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
         default="warning",
-        help="least important message that is logged (default: %(default)s)",
+        help="least severe log messages that are written (default: %(default)s)",
     )
     parser.add_argument("--verbose", action="store_true", help="log everything, and show tracebacks")
     return parser

@@ -62,5 +62,5 @@ class EarlierSettings:
     )
     adasum_mpi_chunk_size_bytes: int = _old_row("HOROVOD_ADASUM_MPI_CHUNK_SIZE", 1 << 30, NO_MPI)
     ccl_cache: bool = _old_row("HOROVOD_CCL_CACHE", False, NO_CCL)
-    disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "this version of Horovod makes no NVTX ranges")
+    disable_nvtx_ranges: bool = _old_row("HOROVOD_DISABLE_NVTX_RANGES", False, "this version has no NVTX ranges")
     enable_xla_ops: bool = _old_row("HOROVOD_ENABLE_XLA_OPS", False, "XLA compiles the operations in any case")

@@ -72,7 +72,7 @@ def _table(parser: argparse.ArgumentParser) -> str:
 
 def _commands(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     """A heading, the usage and a table for each command in place of a program."""
-    blocks = ["\n### Commands\n\nWhere the first word is one of these, no job is started.\n"]
+    blocks = ["\n### Commands\n\nIf the first word is one of these, `horovodrun` runs that command.\n"]
     for parser in parsers.values():
         usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
         text = " ".join(part for part in (parser.description,) if part)
@@ -89,7 +89,7 @@ def _line(action: argparse.Action) -> str:
     elif action.nargs != 0 and action.metavar:
         metavar = action.metavar if isinstance(action.metavar, str) else " ".join(action.metavar)
         names += f" `{metavar}`"
-    shown = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
+    shown = (action.help or "") % {"default": action.default}
     # "]" before "[" would be a link of Markdown.
     text = " ".join(shown.replace("|", "\\|").replace("][", "]\\[").split())
     return f"| {names} | {text} |"

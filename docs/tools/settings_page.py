@@ -11,13 +11,13 @@ _BEGIN = """# Settings
 
 This page is made from the table in `base/settings` by `python docs/tools/settings_page.py > docs/settings.md`.
 
-A setting is an environment variable of the training processes. Most settings also have an option of `horovodrun` and a key in
-its YAML file (`--config-file`), which set the variable. If several are given, an argument of `hvd.init()` comes first, then the
-option, the file and the environment. An empty variable counts as unset.
+A setting is an environment variable of the training processes. Most settings also have an option of `horovodrun` and a
+key in its YAML file (`--config-file`), which set the variable. If several are given, an argument of `hvd.init()` comes
+first, then the option, the file and the environment. An empty variable counts as unset.
 
-`horovodrun` checks values before it starts anything, and `hvd.init()` before it contacts the coordinator. A switch takes 1 or 0
-(also true/false, yes/no, on/off), and has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. The key `params.spin_us` means
-`spin_us` in the section `params`:
+`horovodrun` checks values before it starts anything, and `hvd.init()` before it contacts the coordinator. A switch
+takes 1 or 0 (also true/false, yes/no, on/off), and has an option for 0: `--no-pin-gpus` beside `--pin-gpus`. The key
+`params.spin_us` means `spin_us` in the section `params`:
 
 ```yaml
 params:
@@ -27,14 +27,14 @@ params:
 _LAUNCHER = """
 ## Set by launchers
 
-`horovodrun` sets these for each process, so they have neither an option nor a key. Set them yourself only for processes that
-you start without a launcher.
+`horovodrun` sets these for each process, so they have neither an option nor a key. Set them yourself only for processes
+that you start without a launcher.
 """
 _NO_EFFECT = """
 ## Without effect
 
-Horovod accepts these for programs that were written for earlier versions. It checks their values and ignores them. Rank 0
-warns once about each one that is set.
+Horovod accepts these for programs that were written for earlier versions. It checks their values and ignores them.
+Rank 0 warns once about each one that is set.
 """
 
 

@@ -58,7 +58,7 @@ def test_help_lists_the_commands_with_values_and_defaults(capsys: pytest.Capture
     for name, text in COMMANDS.items():
         assert f"  {name:8}{text}\n" in page
     assert "--transport {auto,shm,tcp}" in page
-    assert re.search(r"\(default\s+60\)", page)
+    assert re.search(r"\(default:\s+60\s+seconds\)", page)
     with pytest.raises(SystemExit) as ended:
         run_commandline(["help", "stop"])
     assert not ended.value.code

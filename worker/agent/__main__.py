@@ -162,22 +162,31 @@ def make_parser() -> argparse.ArgumentParser:
     """Also for the manual."""
     parser = _Parser(
         prog="horovod-worker",
-        description="Serves this host to a coordinator: starts, watches and ends training processes, and keeps their "
-        "output. SIGTERM drains: ranks of elastic jobs leave, and the agent ends when the jobs that run have ended; a "
-        "second signal ends them.",
+        description="The agent of a host: starts, watches and ends training processes for a coordinator, and keeps "
+        "their output. SIGTERM drains the host: ranks of elastic jobs leave, and the agent exits when its other jobs "
+        "have ended. A second signal ends those jobs.",
         epilog="The token comes from HOROVOD_TOKEN or HOROVOD_TOKEN_FILE.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument(
-        "--coordinator", metavar="A:29400,B:29400", help="where coordinators listen (default: HOROVOD_COORDINATOR)"
+        "--coordinator", metavar="A:29400,B:29400", help="addresses of the coordinators (default: HOROVOD_COORDINATOR)"
     )
     parser.add_argument(
-        "--name", type=_name, metavar="NAME", default=socket.gethostname(), help="of this host (default: its host name)"
+        "--name",
+        type=_name,
+        metavar="NAME",
+        default=socket.gethostname(),
+        help="name of this host in the cluster (default: its host name)",
     )
     parser.add_argument(
-        "--slots", type=_count, metavar="N", help="processes that may run here; default: GPUs, or cores"
+        "--slots",
+        type=_count,
+        metavar="N",
+        help="number of processes that may run on this host (default: its number of GPUs, or of cores)",
     )
-    parser.add_argument("--gpus", metavar="IDS", help="instead of those found, as CUDA_VISIBLE_DEVICES names them")
+    parser.add_argument(
+        "--gpus", metavar="IDS", help="GPUs to use, written as for CUDA_VISIBLE_DEVICES (default: all that are found)"
+    )
     parser.add_argument(
         "--labels",
         type=_label,
@@ -185,39 +194,43 @@ def make_parser() -> argparse.ArgumentParser:
         action="extend",
         default=[],
         metavar="K=V",
-        help="by which jobs choose hosts",
+        help="labels by which jobs choose hosts",
     )
     parser.add_argument(
         "--state-dir",
         metavar="DIR",
-        help="where jobs and their output are kept (default: STATE_DIRECTORY of systemd, /var/lib/horovod for root, "
-        "else ~/.local/state/horovod, in each case a folder with the host's name)",
+        help="folder for jobs and their output (default: a folder with the host's name in STATE_DIRECTORY of systemd, "
+        "/var/lib/horovod for root, otherwise ~/.local/state/horovod)",
     )
     parser.add_argument(
-        "--log-limit-mb", type=_count, default=64, metavar="MB", help="output that is kept of each rank (default: 64)"
+        "--log-limit-mb",
+        type=_count,
+        default=64,
+        metavar="MB",
+        help="how much output of each rank is kept (default: %(default)s MB)",
     )
     parser.add_argument(
         "--orphan-grace-seconds",
         type=_seconds,
         default=60.0,
         metavar="S",
-        help="how long ranks may run on after this agent was killed, until another one is there (default: 60)",
+        help="how long ranks run on without an agent after this one was killed (default: %(default)g seconds)",
     )
     parser.add_argument(
         "--reader-grace-seconds",
         type=_seconds,
         default=READER_GRACE_S,
         metavar="S",
-        help="how long a rank that has filled its log waits for its launcher, when that is gone (default: 60)",
+        help="how long a rank whose log is full waits for a launcher that is gone (default: %(default)g seconds)",
     )
     parser.add_argument(
         "--drain-seconds",
         type=_seconds,
         default=DRAIN_S,
         metavar="S",
-        help="how long ranks of elastic jobs may take to leave when this agent drains (default: 30)",
+        help="how long ranks of elastic jobs may take to leave when this agent drains (default: %(default)g seconds)",
     )
-    parser.add_argument("--verbose", action="store_true", help="log what happens")
+    parser.add_argument("--verbose", action="store_true", help="log jobs and processes as they start and end")
     parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)  # for horovodrun: see bound.py
     return parser
 

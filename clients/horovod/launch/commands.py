@@ -63,16 +63,22 @@ def _parser() -> Parser:
         usage="horovodrun certs DIR --hosts H1,H2,... [--days N] [--renew]",
         help=COMMANDS["certs"],
         description="Makes ca.pem and ca.key (the authority), coordinator.pem and .key, client.pem and .key in DIR. "
-        "Keep ca.key where no training runs: whoever has it can make certificates.",
+        "Keep ca.key on a host on which no training runs: everybody who can read it can make certificates.",
     )
-    certs.add_argument("folder", metavar="DIR", help="made if it is not there; nothing in it is overwritten")
-    certs.add_argument("--hosts", metavar="H1,H2,...", help="names and addresses by which members know coordinators")
-    certs.add_argument("--days", type=int, default=365, metavar="N", help="how long they count (default: %(default)s)")
+    certs.add_argument(
+        "folder", metavar="DIR", help="folder for the files; created if it does not exist. No file in it is overwritten"
+    )
+    certs.add_argument(
+        "--hosts", metavar="H1,H2,...", help="names and addresses of the coordinators, as processes connect to them"
+    )
+    certs.add_argument(
+        "--days", type=int, default=365, metavar="N", help="validity of the certificates (default: %(default)s days)"
+    )
     certs.add_argument(
         "--renew",
         action="store_true",
-        help="make coordinator.pem and client.pem anew, by the authority that is there and for the same hosts unless "
-        "--hosts names others; running coordinators and members take them by themselves",
+        help="replace coordinator.pem and client.pem, signed by the existing authority and for the same hosts unless "
+        "--hosts names others; running coordinators and processes load them without a restart",
     )
     certs.set_defaults(work=_certs)
     token = commands.add_parser(
@@ -80,10 +86,11 @@ def _parser() -> Parser:
         prog="horovodrun token",
         usage="horovodrun token JOB --token-file FILE",
         help=COMMANDS["token"],
-        description="Prints a token that admits to one job, made of the token of the cluster. Nothing is stored.",
+        description="Prints a token that is valid for one job only, derived from the token of the cluster. "
+        "Nothing is stored.",
     )
     token.add_argument("job", metavar="JOB", help="name of the job (HOROVOD_JOB)")
-    token.add_argument("--token-file", metavar="FILE", required=True, help="that of the coordinators")
+    token.add_argument("--token-file", metavar="FILE", required=True, help="file with the token of the coordinators")
     token.set_defaults(work=_token)
     # Late: it brings protobuf, which launchers load after checks.
     from horovod.launch.cluster.job_commands import add_job_commands

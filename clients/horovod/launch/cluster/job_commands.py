@@ -43,7 +43,7 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
     """Adds the sub-commands to those of `horovodrun`; each sets `code`, which runs it and returns the exit code."""
     shared = parser_class(add_help=False)
     shared.add_argument(
-        "--coordinator", metavar="A:29400,B:29400", help="where coordinators listen; without it HOROVOD_COORDINATOR"
+        "--coordinator", metavar="A:29400,B:29400", help="addresses of the coordinators (default: HOROVOD_COORDINATOR)"
     )
     shared.add_argument("--verbose", action="store_true", help=argparse.SUPPRESS)
 
@@ -54,24 +54,30 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
         command.set_defaults(code=code)
         return command
 
-    text = "Run a job file on registered agents: lines that its workers execute one after the other."
+    text = "Run a job file on registered agents. Its workers execute the lines of the file one after the other."
     submit = add("submit", text, _submit, job=False)
     add_options(submit)
-    ps = add("ps", "Show jobs, the latest first, and hosts; or what has happened to one job.", _ps, job=False)
-    text = "this one alone, with its story: worlds, who left them and why, who is awaited"
+    ps = add("ps", "Show jobs (the latest first) and hosts, or the history of one job.", _ps, job=False)
+    text = "show only this job, with its history: worlds, ranks that left and why, processes that it waits for"
     ps.add_argument("job", metavar="JOB", nargs="?", default="", help=text)
     ps.add_argument("--output-format", choices=("table", "json"), default="table")
-    ps.add_argument("--all", action="store_true", help="every job that is kept, not the latest 50 that are over only")
-    logs = add("logs", "Show what the ranks of a job have printed.", _logs)
-    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
-    logs.add_argument("--rank", type=int, action="append", default=[], metavar="N", help="only this one; repeatable")
+    ps.add_argument(
+        "--all",
+        action="store_true",
+        help="show all jobs in the store, not only those that run and the latest 50 that ended",
+    )
+    logs = add("logs", "Show the output of a job's ranks.", _logs)
+    logs.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")
+    logs.add_argument(
+        "--rank", type=int, action="append", default=[], metavar="N", help="show only this rank; may be repeated"
+    )
     logs.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
     )
-    stop = add("stop", "End a job: SIGTERM to every rank, SIGKILL 10 s later.", _stop)
-    stop.add_argument("--now", action="store_true", help="SIGKILL at once")
-    wait = add("wait", "Wait until a job is over; exits with its exit code.", _wait)
-    wait.add_argument("--timeout", type=float, metavar="S", help="wait no longer; exits with 124 then")
+    stop = add("stop", "End a job: send SIGTERM to every rank, and SIGKILL 10 seconds later.", _stop)
+    stop.add_argument("--now", action="store_true", help="send SIGKILL at once")
+    wait = add("wait", "Wait until a job ends, and exit with its exit code.", _wait)
+    wait.add_argument("--timeout", type=float, metavar="S", help="stop waiting after S seconds, and exit with 124")
 
 
 def _access(args: argparse.Namespace) -> Any:

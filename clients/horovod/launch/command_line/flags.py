@@ -35,12 +35,12 @@ _SHOWN_OPPOSITES = ("--no-mpi-threads-disable",)
 COMMANDS = {
     "submit": "run a job file on registered agents",
     "ps": "list the jobs of a coordinator",
-    "logs": "print what a job has printed",
+    "logs": "show the output of a job",
     "stop": "stop a job",
     "wait": "wait for a job, and end with its exit code",
-    "certs": "make a certificate authority for a cluster, a certificate for its coordinators and one for its members",
-    "token": "make a token that admits to one job",
-    "help": "show this page, or that of a command: horovodrun help ps",
+    "certs": "make a certificate authority for a cluster, and certificates for its coordinators and its processes",
+    "token": "make a token that is valid for one job only",
+    "help": "show this page, or the page of a command: horovodrun help ps",
 }
 _ITSELF = "the processes that it starts form a world by themselves"
 # Options that are refused, by attribute of the parsed arguments, with the sentence that says what to do instead.
@@ -82,11 +82,11 @@ def make_parser() -> Parser:
         prog="horovodrun",
         formatter_class=argparse.RawDescriptionHelpFormatter,  # for the list of commands
         description="Starts a training program as several processes that train together.\n\n"
-        "commands, as the first word:\n" + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items()),
+        "commands (as the first word):\n" + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items()),
         usage="horovodrun -np N [options] program [arguments]\n       horovodrun {" + ",".join(COMMANDS) + "} ...",
         epilog="Example: horovodrun -np 2 python train.py\n\n"
-        "Settings may also stand in --config-file or in the environment; an option beats\n"
-        "the file, and the file beats the environment.",
+        "Settings can also be given in --config-file or in the environment. An option overrides\n"
+        "the file, and the file overrides the environment.",
     )
     parser.add_argument("-v", "--version", action="version", version=__version__)
     parser.add_argument("-np", "--num-proc", type=int, metavar="N", help="number of processes")
@@ -98,28 +98,40 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--check",
         action="store_true",
-        help="name the lines of scripts, or of folders with scripts, that fail or act otherwise than with earlier "
-        "versions, and exit with 1 if there are some; nothing is run",
+        help="read scripts, or folders of scripts, without running them, and list the lines that fail or behave "
+        "differently than with earlier versions; exit with 1 if there are any",
     )
     parser.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
     parser.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="say what the launcher does and what happens to the job; show tracebacks"
+        "--verbose",
+        action="store_true",
+        help="report what the launcher does and what happens to the job, and show tracebacks",
     )
     parser.add_argument("--config-file", metavar="YAML", help="file with settings")
 
     hosts = parser.add_argument_group("hosts")
-    hosts.add_argument("-H", "--hosts", metavar="H1:2,H2:4", help="hosts and their slots; default is localhost")
-    hosts.add_argument("-hostfile", "--hostfile", metavar="FILE", help="file with lines `host slots=count`")
-    hosts.add_argument("--network-interface", action="append", metavar="NIC", help="one interface for TCP; repeatable")
-    hosts.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="where sshd of other hosts listens")
-    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="key for ssh to other hosts")
+    hosts.add_argument(
+        "-H", "--hosts", metavar="H1:2,H2:4", help="hosts, each with its number of slots (default: localhost)"
+    )
+    hosts.add_argument(
+        "-hostfile", "--hostfile", metavar="FILE", help="file with a line `host slots=count` for each host"
+    )
+    hosts.add_argument(
+        "--network-interface",
+        action="append",
+        metavar="NIC",
+        help="a network interface for TCP between ranks; may be repeated",
+    )
+    hosts.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of sshd on other hosts")
+    hosts.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh to other hosts")
     hosts.add_argument(
         "--ssh-host-keys",
         choices=("yes", "accept-new", "no"),
-        help="whether ssh insists on known host keys; without it as ssh is configured, which never asks here",
+        help="whether ssh accepts hosts whose keys it does not know: no host (yes), new ones (accept-new) or all (no); "
+        "default: as ssh is configured, without a prompt",
     )
 
     add_job_flags(parser)
@@ -128,47 +140,67 @@ def make_parser() -> Parser:
     # meaning without one of them.
     elastic = parser.add_argument_group("elastic jobs")
     elastic.add_argument(
-        "--min-np", "--min-num-proc", dest="min_num_proc", type=int, metavar="N", help="go on with so many; default -np"
+        "--min-np",
+        "--min-num-proc",
+        dest="min_num_proc",
+        type=int,
+        metavar="N",
+        help="smallest number of processes with which the job continues (default: -np)",
     )
     elastic.add_argument(
-        "--max-np", "--max-num-proc", dest="max_num_proc", type=int, metavar="N", help="grow to so many; no default"
+        "--max-np",
+        "--max-num-proc",
+        dest="max_num_proc",
+        type=int,
+        metavar="N",
+        help="largest number of processes to which the job grows (default: no limit)",
     )
     elastic.add_argument(
         "--host-discovery-script",
         metavar="SCRIPT",
-        help="program that prints a line `host:slots` for each host, asked every second",
+        help="program that prints a line `host:slots` for each host; run every second",
     )
-    elastic.add_argument("--slots-per-host", type=int, metavar="N", help="slots of a host printed without them")
+    elastic.add_argument(
+        "--slots-per-host",
+        type=int,
+        metavar="N",
+        help="slots of a host for which the discovery script prints no number",
+    )
     elastic.add_argument(
         "--reset-limit",
         type=int,
         metavar="N",
-        help="replace so many processes (default: 3 * -np without progress); with a script: so many changes of hosts",
+        help="end the job after this many replaced processes (default: 3 * -np without progress), or, with a discovery "
+        "script, after this many changes of hosts",
     )
     elastic.add_argument(
         "--blacklist-cooldown-range",
         type=int,
         nargs=2,
         metavar=("MIN", "MAX"),
-        help="seconds, 1 to 3600, after which a host that failed is used again; without it never",
+        help="use a failed host again after MIN to MAX seconds, each from 1 to 3600 (default: never)",
     )
 
     elastic.add_argument(
-        "--spares", type=int, metavar="N", help="processes beyond --max-np (default -np) that wait for a place"
+        "--spares", type=int, metavar="N", help="processes beyond --max-np (default: -np) that wait as replacements"
     )
 
     controller = parser.add_argument_group("controller").add_mutually_exclusive_group()
     controller.add_argument(
         "--gloo", action="store_true", help="no effect: there is one controller, which needs no MPI"
     )
-    controller.add_argument("--mpi", action="store_true", help="not built: write mpirun in place of horovodrun")
-    controller.add_argument("--jsrun", action="store_true", help="not built: write jsrun in place of horovodrun")
+    controller.add_argument("--mpi", action="store_true", help="not available: write mpirun in place of horovodrun")
+    controller.add_argument("--jsrun", action="store_true", help="not available: write jsrun in place of horovodrun")
     mpi = parser.add_argument_group("MPI and jsrun")
-    mpi.add_argument("--mpi-args", metavar="ARGS", help="not built: give them to mpirun in place of horovodrun")
+    mpi.add_argument("--mpi-args", metavar="ARGS", help="not available: give them to mpirun in place of horovodrun")
     mpi.add_argument(
-        "--tcp", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1); our own connections are TCP"
+        "--tcp",
+        action="store_true",
+        help="do not use InfiniBand for NCCL (NCCL_IB_DISABLE=1); Horovod's own connections are always TCP",
     )
-    mpi.add_argument("--binding-args", metavar="ARGS", help="not built: give them to mpirun or jsrun, as --mpi-args")
+    mpi.add_argument(
+        "--binding-args", metavar="ARGS", help="not available: give them to mpirun or jsrun in place of horovodrun"
+    )
 
     settings = parser.add_argument_group("settings")
     for setting in SETTINGS:
@@ -260,7 +292,7 @@ def _add_setting(group: argparse._ArgumentGroup, setting: Setting, flag: str) ->
     if setting.kind == "bool":
         opposite = "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag.removeprefix("--")
         visible = setting.default is not False or opposite in _SHOWN_OPPOSITES
-        other_help = f"the opposite of {flag}" if visible else argparse.SUPPRESS
+        other_help = f"turn {flag} off" if visible else argparse.SUPPRESS
         group.add_argument(flag, dest=dest, action="store_const", const=True, default=None, help=text)
         for other, value, instead in _OLD_SPELLINGS.get(flag, ((opposite, False, None),)):
             group.add_argument(other, dest=dest, action=_Switch, const=value, instead=instead, help=other_help)
@@ -312,15 +344,27 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
     jobs.add_argument(
         "--coordinator",
         metavar="A:29400,B:29400",
-        help="run on the agents that are registered there; HOROVOD_COORDINATOR alone does not do that",
+        help="run the job on the agents that are registered at this coordinator; HOROVOD_COORDINATOR alone does not do "
+        "that",
     )
-    jobs.add_argument("--detach", action="store_true", help="print the job's id and leave; see `horovodrun logs -f ID`")
-    jobs.add_argument("--job-name", metavar="NAME", help="what the job's id begins with; default: the program's name")
-    jobs.add_argument("--gpus-per-process", type=_number(int), metavar="N", help="GPUs that each process gets")
-    jobs.add_argument("--cpus-per-process", type=_number(float), metavar="X", help="CPUs that each process needs")
-    jobs.add_argument("--memory-gb-per-process", type=_number(float), metavar="GB", help="memory that each needs")
     jobs.add_argument(
-        "--label", action="append", default=[], type=_label, metavar="K=V", help="only on hosts with it; repeatable"
+        "--detach",
+        action="store_true",
+        help="print the job's id and return at once; `horovodrun logs -f ID` shows the output",
+    )
+    jobs.add_argument("--job-name", metavar="NAME", help="first part of the job's id (default: the program's name)")
+    jobs.add_argument("--gpus-per-process", type=_number(int), metavar="N", help="number of GPUs for each process")
+    jobs.add_argument("--cpus-per-process", type=_number(float), metavar="X", help="number of CPUs for each process")
+    jobs.add_argument(
+        "--memory-gb-per-process", type=_number(float), metavar="GB", help="memory for each process, in GB"
+    )
+    jobs.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        type=_label,
+        metavar="K=V",
+        help="use only hosts with this label; may be repeated",
     )
 
 

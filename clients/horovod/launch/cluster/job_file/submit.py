@@ -25,13 +25,15 @@ _UPLOADS = 3  # attempts: uploads of others may displace the code between its up
 def add_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="the job file: docs/jobs.md")
     command.add_argument(
-        "--detach", action="store_true", help="print the job's id and leave; see `horovodrun logs -f ID`"
+        "--detach",
+        action="store_true",
+        help="print the job's id and return at once; `horovodrun logs -f ID` shows the output",
     )
     command.add_argument("--dry-run", action="store_true", help="check the file and show where the job would run now")
     command.add_argument(
         "-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true", help="put the time before each line"
     )
-    command.add_argument("--output-filename", metavar="DIR", help="write what each rank prints to DIR/rank.N/ as well")
+    command.add_argument("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and stderr")
 
 
 def submit(args: argparse.Namespace, access: Callable[[argparse.Namespace], Access]) -> int:
