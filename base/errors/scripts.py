@@ -10,43 +10,46 @@ class OperationCode(ErrorCode):
 
     MISMATCHED = (
         "mismatched-operations",
-        "Ranks announced one name with different types, shapes, data types, devices or options. Make the calls alike.",
+        "Ranks called one operation with different types, shapes, dtypes, devices or options. Make the calls equal.",
     )
     CALL_SITES_DIFFER = (
         "call-sites-differ",
-        "Ranks call unnamed operations from different lines (HOROVOD_CHECK_CALL_SITES). Call them on all ranks alike.",
+        "Ranks call an unnamed operation from different lines (HOROVOD_CHECK_CALL_SITES). Make the same calls on all.",
     )
     DEADLOCK = (
         "deadlock",
-        "Ranks wait for each other in different operations. Let all ranks call the same operations in the same order.",
+        "Ranks wait for each other in different operations. Call the same operations in the same order on all ranks.",
     )
-    PEER_LOST = ("peer-lost", "A member of the world died or is out of reach. Elastic training restores and goes on.")
-    SHUT_DOWN = ("shut-down", "A rank has called shutdown() or has ended while another one still needed it.")
+    PEER_LOST = (
+        "peer-lost",
+        "A rank ended or is unreachable. Elastic training restores the last commit and continues.",
+    )
+    SHUT_DOWN = ("shut-down", "A rank called hvd.shutdown() or ended while another rank still needed it.")
     INVALID = (
         "invalid-operation",
-        "A call makes no sense on any rank: its tensors, root or reduction. Correct it where the operation is called.",
+        "A call has invalid arguments (tensors, root or reduction). Correct the call.",
     )
     NOT_WITH_JOIN = (
         "not-with-join",
-        "While a rank is in hvd.join(), only allreduce runs in the global process set. Call the others before.",
+        "While a rank is in hvd.join(), only allreduce runs in the global process set. Call other operations before.",
     )
     STALLED = (
         "stalled",
-        "Ranks waited for longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. See what the ranks in the list are doing.",
+        "Ranks waited longer than HOROVOD_STALL_SHUTDOWN_TIME_SECONDS. Check the ranks that the message lists.",
     )
     TOO_MANY = (
         "too-many-operations",
-        "A rank has more under way than the coordinator keeps. Use names that come back in each step.",
+        "A rank has more unfinished or new operations than the coordinator holds. Use the same names in each step.",
     )
     CONTRADICTION = (
         "contradiction",
-        "A rank says what cannot be true of its world. Let all ranks register the same process sets, in one order.",
+        "A rank's message contradicts the state of its world. Register the same process sets in one order everywhere.",
     )
 
     # Codes of a tensor or an object that no rank can send.
     NOT_A_TENSOR = (
         "not-a-tensor",
-        "A tensor of the framework was expected. Convert what you have, or send it with broadcast_object.",
+        "The argument is not a tensor of the framework. Convert it, or send it with broadcast_object.",
     )
     UNSUPPORTED_DTYPE = ("unsupported-dtype", "Tensors of this data type can't be sent. Convert the tensor first.")
     UNSUPPORTED_LAYOUT = (
@@ -55,59 +58,65 @@ class OperationCode(ErrorCode):
     )
     UNSUPPORTED_DEVICE = (
         "unsupported-device",
-        "Tensors on this device can't be sent. Move the tensor to the CPU, or provide what the sentence names.",
+        "Tensors on this device can't be sent. Move the tensor to the CPU, or provide what the message names.",
     )
     OVERLAPPING = (
         "overlapping-elements",
-        "A result can't be written to a tensor of which several elements have one place in memory. Call .contiguous().",
+        "A result can't be written to a tensor whose elements overlap in memory. Call .contiguous().",
     )
     SEVERAL_DEVICES = ("several-devices", "Tensors of one grouped call are on different devices. Move them to one.")
     NO_ROWS = ("no-rows", "A scalar has no rows to gather, scatter or exchange. Give it a dimension, or use allreduce.")
-    UNPICKLABLE = ("unpicklable-object", "A Python object can't be sent because pickle refuses it. Send its contents.")
+    UNPICKLABLE = (
+        "unpicklable-object",
+        "A Python object can't be sent because pickle refuses it. Send its contents, such as a state_dict.",
+    )
 
     # Codes of a wrong argument: the reduction, the root, the splits, the process set.
-    UNKNOWN_REDUCTION = ("unknown-reduction", "`op` is none of the reductions that Horovod has, such as hvd.Average.")
+    UNKNOWN_REDUCTION = (
+        "unknown-reduction",
+        "`op` is not a reduction of Horovod. Use hvd.Average, hvd.Sum or another one.",
+    )
     UNDEFINED_REDUCTION = (
         "undefined-reduction",
         "This reduction does not exist for this operation, data type or process set. Use hvd.Average or hvd.Sum.",
     )
-    INVALID_ROOT = ("invalid-root", "`root_rank` is not the global rank of a process that takes part.")
+    INVALID_ROOT = ("invalid-root", "`root_rank` is not the global rank of a process in the process set.")
     WRONG_SPLITS = ("wrong-splits", "The splits of an alltoall don't fit its tensor and the number of ranks.")
     NO_SUCH_SET = (
         "no-such-process-set",
         "The process set is not registered, or was removed. Add it on all ranks first.",
     )
-    NOT_IN_SET = ("not-in-process-set", "A rank called an operation of a process set to which it does not belong.")
-    CLEARED_HANDLE = ("cleared-handle", "The handle has given its result already. Synchronize each handle once.")
+    NOT_IN_SET = ("not-in-process-set", "A rank called an operation in a process set to which it does not belong.")
+    CLEARED_HANDLE = ("cleared-handle", "The result of the handle was taken already. Synchronize each handle once.")
     NOT_COMPILABLE = (
         "not-compilable",
-        "XLA, vectorized_map or vmap can't take this call over. Give tensors static shapes, or do without these here.",
+        "XLA, vectorized_map or vmap can't compile this call. Use static shapes, or call it outside of them.",
     )
     WRONG_TENSOR = (
         "wrong-tensor",
-        "A tensor can't be sent as it is: its memory, data type or device is wrong, or that of its result.",
+        "A tensor can't be sent: its memory, data type or device, or that of its result, is not suitable.",
     )
     MOVED_TENSOR = (
         "moved-tensor",
-        "A tensor lost its memory while an operation used it. Leave tensors alone until synchronize() has returned.",
+        "A tensor lost its memory while an operation used it. Don't change tensors before synchronize() returns.",
     )
     WRONG_GPU = (
         "wrong-gpu",
-        "A rank communicates from one GPU. Choose it before tensors are made, and name it to hvd.join(device).",
+        "A rank can use only one GPU. Choose it before you create tensors, and pass it to hvd.join(device).",
     )
     GRAPH_CAPTURE = (
         "graph-capture",
-        "An operation of Horovod can't be part of a CUDA graph. End the capture before, and submit after each replay.",
+        "An operation of Horovod can't be in a CUDA graph. End the capture first, and call it after each replay.",
     )
     NAME_IN_FLIGHT = (
         "name-in-flight",
-        "An operation of this name is under way. Give each one in flight a name of its own, or synchronize it first.",
+        "An operation with this name is still running. Use another name, or synchronize the first one before.",
     )
     NO_PROGRESS = (
         "no-progress",
-        "A rank does not go on in an operation that all have started. It is stopped or overloaded; look at its host.",
+        "A rank makes no progress in an operation that all ranks have started. It is stopped or overloaded.",
     )
-    INTERRUPTED = ("interrupted", "A signal, such as Ctrl-C, ended the wait of a rank.")
+    INTERRUPTED = ("interrupted", "A signal, such as Ctrl-C, interrupted a rank that waited.")
 
 
 class TrainingCode(ErrorCode):
@@ -116,30 +125,30 @@ class TrainingCode(ErrorCode):
     NOT_INITIALIZED = ("not-initialized", "Call hvd.init() before this function.")
     UNCOPYABLE_STATE = (
         "uncopyable-state",
-        "An attribute of an elastic state can't be copied, and so not saved. Keep what can be copied, as a state_dict.",
+        "An attribute of an elastic state can't be copied, so it can't be saved. Keep its state_dict instead.",
     )
     INVALID_ARGUMENT = (
         "invalid-argument",
-        "An argument has a type or a value that it can't have. The sentence says what is expected.",
+        "An argument has a wrong type or value. The message says what is expected.",
     )
-    CONTRADICTORY_ARGUMENTS = ("contradictory-arguments", "Two arguments do not go together. Change one of them.")
+    CONTRADICTORY_ARGUMENTS = ("contradictory-arguments", "Two arguments contradict each other. Change one of them.")
     INVALID_NAMES = (
         "invalid-parameter-names",
-        "Names of parameters are not unique, not for all, or no names. Pass model.named_parameters().",
+        "Parameter names are missing, duplicate or not strings. Pass model.named_parameters().",
     )
     UNKNOWN_PARAMETER = (
         "unknown-parameter",
-        "A parameter was added or exchanged past the distributed optimizer. Use its add_param_group().",
+        "A parameter was added to or replaced in the wrapped optimizer. Use add_param_group() of the distributed one.",
     )
     INVALID_GROUPS = ("invalid-groups", "`groups` must be a number or lists of parameters, each in one list at most.")
     INVALID_COMPRESSOR = (
         "invalid-compressor",
-        "A GradientCompressor does not do what its base class asks of `reduce`, or was passed as a class.",
+        "A GradientCompressor's `reduce` does not do what its base class documents, or a class was passed.",
     )
-    INVALID_SHAPE = ("invalid-input-shape", "A layer got a batch of a shape that it can't normalize.")
+    INVALID_SHAPE = ("invalid-input-shape", "A layer got a batch with a shape that it can't normalize.")
     DIFFERENT_MODELS = (
         "different-models",
-        "Models or optimizers of the ranks have different parameters. Build them alike on all ranks.",
+        "Models or optimizers have different parameters on the ranks. Build the same ones on all ranks.",
     )
     DIFFERENT_WEIGHTS = (
         "different-weights",
@@ -147,33 +156,36 @@ class TrainingCode(ErrorCode):
     )
     DIFFERENT_ORDER = (
         "different-order",
-        "Models or optimizers were made, or are used, in another order on each rank. Use the same order on all.",
+        "Ranks make or use models or optimizers in different orders. Use the same order on all ranks.",
     )
     DIFFERENT_STATES = (
         "different-states",
-        "The elastic states of the ranks hold different names or optimizers. Give all ranks the same ones.",
+        "The elastic states of the ranks have different names or optimizers. Use the same ones on all ranks.",
     )
     SPARSE_GRADIENT = (
         "sparse-gradient",
-        "A gradient is sparse where only dense ones can be reduced. Pass sparse_as_dense=True.",
+        "A gradient is sparse, but only dense ones can be reduced here. Pass sparse_as_dense=True.",
     )
-    UNSUPPORTED_OPTIMIZER = ("unsupported-optimizer", "This can't be done with this kind of optimizer. Use another.")
+    UNSUPPORTED_OPTIMIZER = (
+        "unsupported-optimizer",
+        "The call does not support this kind of optimizer. Use another one.",
+    )
     NOT_DISTRIBUTED = (
         "not-distributed",
-        "An optimizer is not distributed, or lost that when it was copied. Pass it to hvd.DistributedOptimizer.",
+        "An optimizer is not distributed, or its copy is not. Pass it to hvd.DistributedOptimizer.",
     )
-    NOT_BUILT = ("model-not-built", "A model has no weights yet. Build it, or call it with a batch, before that.")
+    NOT_BUILT = ("model-not-built", "The model has no weights yet. Build it first, or call it with a batch.")
     GRADIENTS_IN_FLIGHT = (
         "gradients-in-flight",
         "Gradients are being reduced. Call optimizer.synchronize() or optimizer.step() first.",
     )
     UNTRUSTED_CHECKPOINT = (
         "untrusted-checkpoint",
-        "A checkpoint in a store holds objects that could run code. Allow their classes in PyTorch, or begin anew.",
+        "A checkpoint has objects that could run code. Allow their classes in PyTorch, or start without it.",
     )
     DIFFERENT_METRICS = (
         "different-metrics",
-        "Ranks have different metrics of an epoch. Give all of them the same metrics and validation data.",
+        "Ranks have different metrics at the end of an epoch. Give all ranks the same metrics and validation data.",
     )
     REDUCED_TWICE = (
         "reduced-twice",
@@ -181,49 +193,49 @@ class TrainingCode(ErrorCode):
     )
     NOT_REDUCED = (
         "not-reduced",
-        "Gradients that no call of Horovod has reduced were to be applied. Let the distributed optimizer reduce them.",
+        "The step would apply gradients that were not reduced. Let the distributed optimizer reduce them.",
     )
     DROPPED_AVERAGES = (
         "dropped-averages",
-        "Gradients were averaged and then cleared, and no step was taken with them. Call zero_grad() after step().",
+        "Gradients were averaged, then cleared before a step used them. Call zero_grad() after step().",
     )
     CHANGED_GRADIENTS = (
         "changed-gradients",
-        "Gradients were changed or dropped while they were being reduced. Call optimizer.synchronize() before that.",
+        "Gradients were changed or dropped while they were reduced. Call optimizer.synchronize() first.",
     )
     TOO_MANY_PASSES = (
         "too-many-passes",
-        "More backward passes were made before a step than announced. Increase backward_passes_per_step.",
+        "There were more backward passes before a step than backward_passes_per_step. Increase it.",
     )
     MADE_SEVERAL_TIMES = (
         "gradient-made-several-times",
-        "A backward pass makes a gradient again that is being reduced. Pass use_reentrant=False to checkpoint().",
+        "A backward pass computes a gradient again while it is reduced. Pass use_reentrant=False to checkpoint().",
     )
     ADASUM_OVERLAP = (
         "adasum-overlap",
-        "Steps are taken in backward(), so the script may change nothing after it. Unset HOROVOD_ADASUM_OVERLAP.",
+        "backward() takes the steps, so nothing may be changed before step(). Unset HOROVOD_ADASUM_OVERLAP.",
     )
     NO_GRAPH = (
         "no-graph",
-        "The call needs a v1 graph or its session. Use broadcast_variables where TensorFlow runs eagerly.",
+        "The call needs a TensorFlow 1 graph or session. In eager mode use broadcast_variables.",
     )
     DATA_SERVICE_UNREACHABLE = (
         "data-service-unreachable",
-        "The tf.data service has ended, or the configuration is not that of its job. Start it, and use its file.",
+        "The tf.data service has ended, or the configuration is for another job. Start it, and use its file.",
     )
     DATA_SERVICE_INCOMPLETE = (
         "data-service-incomplete",
-        "Processes of the tf.data service did not come in time. Start all of them, or raise the timeout.",
+        "Processes of the tf.data service did not start in time. Start all of them, or raise the timeout.",
     )
     DATA_SERVICE_UNPROTECTED = (
         "data-service-unprotected",
-        "Strangers could use a tf.data server on this host. Change what the error names, or accept it (--insecure).",
+        "Anybody could use a tf.data server on this host. Change what the message names, or accept it (--insecure).",
     )
     OLDER_MODEL_FILE = (
         "older-model-file",
-        "Keras 3 can't load a model that Keras 2 has saved. The sentence says how the file becomes one that it can.",
+        "Keras 3 can't load a model that Keras 2 saved. The message says how to convert the file.",
     )
-    FORKED_ITERATION = ("forked-iteration", "A forked child can't go on with its parent's iteration. Begin a new one.")
+    FORKED_ITERATION = ("forked-iteration", "A forked child can't continue its parent's iteration. Start a new one.")
 
 
 class DataCode(ErrorCode):
@@ -231,41 +243,41 @@ class DataCode(ErrorCode):
 
     MISSING_DATA_PACKAGE = (
         "missing-data-package",
-        "A package that reads the data or reaches the store is not installed on this host. Install it.",
+        "A package for the data or the store is not installed on this host. Install it.",
     )
     UNREADABLE_DATA = (
         "unreadable-data",
-        "A path has no Parquet files, or a file of it can't be read. The sentence says which one, and why.",
+        "A path has no Parquet files, or a file can't be read. The message says which one and why.",
     )
     MISSING_COLUMN = ("missing-column", "A column is not in the data set, or not in one of its files. Check its name.")
     UNSUPPORTED_COLUMN = (
         "unsupported-column",
-        "A column has a type of which no array can be made, or text where a model takes numbers. Convert it before.",
+        "A column has a type that can't become an array, or has text instead of numbers. Convert it first.",
     )
     NULL_VALUE = (
         "null-value",
-        "A column that is read has a row without a value. Fill or drop such rows before the data is written.",
+        "A column has a row without a value. Fill or drop such rows before you write the data.",
     )
     NOT_FINITE = (
         "not-finite",
-        "A column to train on has NaN or an infinity, which would make all weights NaN. Replace or drop such rows.",
+        "A training column has NaN or infinity, which would make all weights NaN. Replace or drop such rows.",
     )
     DIFFERENT_SHAPES = (
         "different-shapes",
-        "Lists or vectors of one column have unlike sizes. Make them alike before the data is written.",
+        "Lists or vectors of one column have different sizes. Make them equal before you write the data.",
     )
-    TOO_FEW_ROWS = ("too-few-rows", "There are no rows to train or to validate with, or fewer than processes.")
+    TOO_FEW_ROWS = ("too-few-rows", "There are no rows for training or validation, or fewer rows than processes.")
     NOTHING_TO_REPEAT = (
         "nothing-to-repeat",
         "An endless reader has no rows to repeat: the data set has fewer rows than there are ranks. Use fewer ranks.",
     )
     INVALID_BATCH = (
         "invalid-batch",
-        "A transformation_fn failed, or returned something that is no batch. Return what it got, changed.",
+        "A transformation_fn failed, or did not return a batch. Return the batch that it got, changed.",
     )
     DATA_STORE_FAILED = (
         "data-store-failed",
-        "A store refuses a request, or does not answer. Look at the bucket, the credentials, the endpoint or the disk.",
+        "A store refuses a request or does not answer. Check the bucket, the credentials, the endpoint or the disk.",
     )
     WRONG_STORE_PATH = (
         "wrong-store-path",
@@ -276,46 +288,52 @@ class DataCode(ErrorCode):
 class EngineCode(ErrorCode):
     """The engine, the operating system, a GPU or a library refused something."""
 
-    INTERNAL = ("internal", "A fault of Horovod itself, or of the operating system. Please report it.")
+    INTERNAL = ("internal", "An error in Horovod itself or in the operating system. Please report it.")
     OUT_OF_MEMORY = (
         "out-of-memory",
-        "The host or the GPU has no memory left for what an operation needs. Free some, or use smaller tensors.",
+        "The host or the GPU has too little free memory for an operation. Free some, or use smaller tensors.",
     )
     TOO_MANY_OPEN_FILES = (
         "too-many-open-files",
-        "This process or its host has too many open files. Raise the limit that the sentence names.",
+        "This process or its host has too many open files. Raise the limit that the message names.",
     )
     SHARED_MEMORY = (
         "shared-memory",
-        "Processes of one host can't share memory. Use one release and the same settings; see the container's limits.",
+        "Processes on one host can't share memory. Use one release and the same settings; check container limits.",
     )
     UNEXPECTED_DATA = (
         "unexpected-data",
-        "A rank sent what no other one expects. Use one release and the same settings on all hosts, else report it.",
+        "A rank got unexpected data. Use one release and the same settings on all hosts; if it remains, report it.",
     )
     TAMPERED_DATA = (
         "tampered-data",
-        "What came over a sealed connection (HOROVOD_WIRE) is not what was sent. Look between the hosts.",
+        "Data was changed on a protected connection (HOROVOD_WIRE). Check the network between the hosts.",
     )
     MISSING_LIBRARY = (
         "missing-library",
-        "A library that a setting asks for can't be loaded, or lacks something. Install it, or name the right file.",
+        "A library that a setting requires can't be loaded or is incomplete. Install it, or name the right file.",
     )
-    NO_GPU = ("no-gpu", "There is no such GPU, no driver, or one that is too old. See what nvidia-smi says.")
-    NO_NCCL = ("no-nccl", "NCCL is demanded and can't be used. Install it, name its file, or don't demand it.")
+    NO_GPU = ("no-gpu", "The GPU does not exist, or its driver is missing or too old. Check nvidia-smi.")
+    NO_NCCL = (
+        "no-nccl",
+        "A setting requires NCCL, which can't be used. Install it, name its file, or don't require it.",
+    )
     GPU_FAILED = ("gpu-failed", "A call of the GPU's driver or compiler failed. See the kernel's log and nvidia-smi.")
     GPU_STALLED = (
         "gpu-stalled",
-        "This rank's own GPU stands still. See what the framework has queued there, the kernel's log and nvidia-smi.",
+        "This rank's own GPU makes no progress. Check the work queued on it, the kernel's log and nvidia-smi.",
     )
     NCCL_FAILED = ("nccl-failed", "A call of NCCL failed. Set NCCL_DEBUG=INFO to see more.")
-    GLOO_FAILED = ("gloo-failed", "A collective of Gloo failed. Without HOROVOD_CPU_OPERATIONS=gloo it isn't used.")
+    GLOO_FAILED = ("gloo-failed", "A Gloo collective failed. Unset HOROVOD_CPU_OPERATIONS=gloo to run without Gloo.")
     TIMELINE = (
         "timeline",
-        "The file of the timeline can't be written, or is not complete. Check its disk and its path.",
+        "The timeline file can't be written, or is incomplete. Check its path and its disk.",
     )
     STUCK_THREAD = (
         "stuck-thread",
-        "A thread does not come back from an operation. What it may use is kept until the process ends.",
+        "A thread does not return from an operation. The memory that it may use is kept until the process ends.",
     )
-    FORKED_CHILD = ("forked-child", "A forked child can't use its parent's world. Start it anew.")
+    FORKED_CHILD = (
+        "forked-child",
+        "A forked child can't use its parent's world. Start the child with spawn instead of fork.",
+    )

@@ -10,10 +10,10 @@ _BEGIN = """# Error codes
 
 This page is made from `base/errors` by `python docs/tools/errors_page.py > docs/errors.md`.
 
-The sentence of an error says what was wrong, where, and what to do. Behind it stands its code, in square brackets:
-`... [mismatched-operations]`. Sentences may be worded better in any release; codes stay. A program reads the code with
-`horovod.base.errors.code_of(error)`, and in output of other processes it is the last word of the line. It also works on
-an error that came through TensorFlow. An exception of Python that Horovod only passes on has no code.
+The message of an error says what was wrong, where, and what to do. It ends with a code in square brackets:
+`... [mismatched-operations]`. A release may change the words of a message, but not its code. A program gets the code
+from `horovod.base.errors.code_of(error)`, also for an error that came through TensorFlow. In the output of another
+process the code is the last word of the line. A Python exception that Horovod only passes on has no code.
 """
 
 
