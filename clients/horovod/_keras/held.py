@@ -18,7 +18,7 @@ from horovod.common.optimizer_numbers import Made, Order
 from horovod.common.process_sets import ProcessSet
 from horovod.common.same_weights import Kind
 
-_OPTIMIZER: Final = "the optimizer"  # an owner
+OPTIMIZER: Final = "the optimizer"  # an owner
 # Of the optimizer's own numbers. Others count steps, and a function may count before or after they are read.
 _NUMBERS: Final = frozenset({"learning_rate", "dynamic_scale"})
 
@@ -34,8 +34,9 @@ def counted(
 ) -> CountedWeights | None:
     """The comparison for a step in which these are trained; None if there is no variable among them.
 
-    wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or None. values: of a
-    variable, as an array. made: of the optimizer. order: else, makes what says which model is meant.
+    wire: name of the comparison. trained: by the names of their gradients. optimizer: of Keras, or of
+    tf.compat.v1.train (which has `hvd_state`), or None. values: of a variable, as an array. made: of the optimizer.
+    order: else, makes what says which model is meant.
     """
     variables = _trainable(trained)
     if not variables:
@@ -103,7 +104,11 @@ class _Things:
                 owners[identity(variable)] = called = owner(place, name)
                 compared.append((called, variable))
         if optimizer is not None:  # first, because variables differ after a step in which one of these did
-            yield from self._state(optimizer, known, owners)
+            if hasattr(optimizer, "hvd_state"):
+                for called, name, one in optimizer.hvd_state(dict(compared)):
+                    yield called, name, self._values(one)
+            else:
+                yield from self._state(optimizer, known, owners)
         for called, variable in compared:
             yield called, "", self._values(variable)
 
@@ -127,7 +132,7 @@ class _Things:
                 leaf = _path(one).rpartition("/")[2]
                 if leaf in _NUMBERS or (one.shape and len(owners) == len(variables)):
                     numbers[leaf] = number = numbers.get(leaf, 0) + 1
-                    yield _OPTIMIZER, leaf if number == 1 else f"{leaf} {number}", self._values(one)
+                    yield OPTIMIZER, leaf if number == 1 else f"{leaf} {number}", self._values(one)
             elif (called := owners.get(identity(variables[of_variable]))) is not None:
                 # Keras 3 has adam_1/dense_kernel_momentum, tf_keras m/dense/kernel. Ranks may count other optimizers.
                 before, _, after = words.partition(of_variable)

@@ -20,7 +20,7 @@ from horovod.common.optimizer_numbers import Made
 from horovod.tensorflow.library import as_it_is
 from horovod.tensorflow.model_order import Owner, in_order
 from horovod.tensorflow.ops import allreduce, grouped_allreduce, size_op
-from horovod.tensorflow.same_weights import compared
+from horovod.tensorflow.same_weights import compared, compared_with_slots
 
 
 def reduced(
@@ -53,6 +53,18 @@ def compared_before(
     if not reduction.communicates():
         return nullcontext()
     return compared(_trained(_owners(variables), gradients, variables), reduction.process_set, optimizer)
+
+
+def compared_before_applied(
+    gradients: Sequence[Any], variables: Sequence[Any], local: set[int], reduction: Reduction, optimizer: Any
+) -> AbstractContextManager[None]:
+    """Around what applies gradients in the graph of a session. local: identities of variables whose gradients stay."""
+    if not reduction.communicates():
+        return nullcontext()
+    pairs = [pair for pair in zip(gradients, variables, strict=True) if identity(pair[1]) not in local]
+    variables = [variable for _, variable in pairs]
+    trained = _trained(_owners(variables), [gradient for gradient, _ in pairs], variables)
+    return compared_with_slots(trained, reduction.process_set, optimizer)
 
 
 def _owners(variables: Sequence[Any], generic_names: bool = False) -> list[Owner]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import tensorflow as tf
 
+from horovod._keras.held import OPTIMIZER
 from horovod._keras.kinds import distributed_keras
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum, Average
+from horovod.common.counted_weights import Thing
 from horovod.common.gradients import Reduction, check_passes, groups_of, identity
 from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.tensorflow import plain_optimizers as plain_optimizers
 from horovod.tensorflow.aggregation import LocalGradientAggregation
 from horovod.tensorflow.compression import Compression, Compressor
-from horovod.tensorflow.gradients import compared_before, reduced, reduced_but_local
+from horovod.tensorflow.gradients import compared_before, compared_before_applied, reduced, reduced_but_local
 from horovod.tensorflow.once import check_reduced, hand_out
 
 __all__ = ["DistributedOptimizer"]
@@ -179,15 +182,42 @@ class _DistributedOptimizer(_Around):
         pairs = list(grads_and_vars)
         if self._aggregation is None:
             check_reduced([pair[0] for pair in pairs], [pair[1] for pair in pairs], self._reduction, _COMPUTE)
-            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+            return self._apply(pairs, global_step, name)
         gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         _make_slots(self._optimizer, variables)
 
         def use(taken: list[Any]) -> Any:
-            together = list(zip(self._reduced(taken, variables), variables, strict=True))
-            return self._optimizer.apply_gradients(together, global_step=global_step, name=name)
+            return self._apply(list(zip(self._reduced(taken, variables), variables, strict=True)), global_step, name)
 
         return self._after_passes(gradients, variables, use, global_step)
+
+    def _apply(self, pairs: list[tuple[Any, Any]], global_step: Any, name: str | None) -> Any:
+        compares: AbstractContextManager[None] = nullcontext()
+        if not tf.compat.v1.executing_eagerly_outside_functions() and not tf.distribute.has_strategy():
+            gradients, variables = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+            if trained := [variable for gradient, variable in pairs if gradient is not None]:
+                _make_slots(self._optimizer, trained)  # as apply_gradients does, too late for the comparison
+            compares = compared_before_applied(gradients, variables, set(self._local), self._reduction, self)
+        with compares:
+            return self._optimizer.apply_gradients(pairs, global_step=global_step, name=name)
+
+    def hvd_state(self, variables: Mapping[str, Any]) -> Iterator[Thing]:
+        """The state that belongs to these variables, and the learning rate: variables, tensors or numbers.
+
+        variables: by what they are called in words, which become the owners. What slots were computed with comes first.
+        """
+        inner = self._optimizer
+        own = {id(one) for one in inner.variables()}  # in this graph
+        for (name, _), one in getattr(inner, "_non_slot_dict", {}).items():  # the powers of Adam's betas
+            if id(one) in own:
+                yield OPTIMIZER, name, one
+        rate = getattr(inner, "_learning_rate", getattr(inner, "_lr", None))
+        is_of_a_function = tf.is_symbolic_tensor(rate) and tf.compat.v1.executing_eagerly_outside_functions()
+        if rate is not None and not callable(rate) and not is_of_a_function:
+            yield OPTIMIZER, "learning_rate", rate
+        for name in inner.get_slot_names():
+            slots = ((owner, inner.get_slot(variable, name)) for owner, variable in variables.items())
+            yield from ((owner, name, slot) for owner, slot in slots if slot is not None)
 
     def _reduced(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         return reduced_but_local(gradients, variables, set(self._local), self._reduction, optimizer=self)
@@ -195,6 +225,10 @@ class _DistributedOptimizer(_Around):
 
 class _AdasumOptimizer(_Around):
     """Each rank takes its own step; Adasum combines the changes of the variables."""
+
+    def hvd_state(self, _: Mapping[str, Any]) -> Iterator[Thing]:
+        """Nothing: it is made of this rank's own gradients."""
+        return iter(())
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """The user's optimizer's: nothing is reduced yet."""

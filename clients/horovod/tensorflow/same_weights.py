@@ -7,15 +7,18 @@ nothing.
 
 Variables of a tf.compat.v1 session only the session can read. The graph of an optimizer of tf.compat.v1.train asks
 Python (HorovodWeightsDue) and has a branch that reads them, gives them to Python and compares (HorovodCompareWeights).
+Before gradients are reduced there are no slots that such a branch could read, so it is put before they are applied.
+One with the weights alone is before the reductions, and compares as long as the optimizer has applied nothing: another
+one may.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +51,7 @@ def compared(
         return
     is_v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
     if not tf.compat.v1.executing_eagerly_outside_functions():
-        with _compared_in_session(trained, process_set) if is_v1 else nullcontext():
+        with _weights_in_session(trained, process_set, optimizer) if is_v1 else nullcontext():
             yield
         return
     first = next(iter(trained), "")
@@ -58,7 +61,7 @@ def compared(
     order = None
     if made is None and (anchor := trained.get(first)) is not None:
         order = functools.partial(_Tape, called.wire, process_set.process_set_id, getattr(anchor, "_value", anchor))
-    counted = held.counted(called.wire, trained, process_set, None if is_v1 else optimizer, _values, made, order)
+    counted = held.counted(called.wire, trained, process_set, optimizer, _values, made, order)
     if counted is None:
         yield
     elif tf.executing_eagerly():
@@ -91,15 +94,56 @@ class _Tape:
         return self.place, [place for place, variable in others if variable is not None and variable is not own]
 
 
+# -- sessions ----------------------------------------------------------------------------------------------------------
+# Comparisons of weights alone, by the optimizer before whose reductions they are.
+_alone: Final[weakref.WeakKeyDictionary[Any, list[CountedWeights]]] = weakref.WeakKeyDictionary()
+
+
 @contextmanager
-def _compared_in_session(trained: Mapping[str, Any], process_set: ProcessSet) -> Iterator[None]:
-    variables = {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
+def _weights_in_session(trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any) -> Iterator[None]:
+    variables = _trainable(trained)
     if not variables:
         yield
         return
+    counted, compares = _compared_in_session("same_weights", variables, process_set, ())
+    _alone.setdefault(optimizer, []).append(counted)
+    with tf.control_dependencies([compares]):
+        yield
+
+
+@contextmanager
+def compared_with_slots(trained: Mapping[str, Any], process_set: ProcessSet, optimizer: Any) -> Iterator[None]:
+    """Around what applies gradients of these variables in the graph of a session. The slots exist."""
+    variables = _trainable(trained)
+    if not variables:
+        yield
+        return
+    state = list(optimizer.hvd_state(_by_owner(variables)))
+    _, compares = _compared_in_session("same_state", variables, process_set, state)
+    for one in _alone.pop(optimizer, ()):
+        one.retire()
+    with tf.control_dependencies([compares]):
+        yield
+
+
+def _trainable(trained: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in trained.items() if getattr(one, "trainable", False)}
+
+
+def _by_owner(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {held.owner(place, name): one for place, (name, one) in enumerate(variables.items())}
+
+
+def _compared_in_session(
+    what: str, variables: Mapping[str, Any], process_set: ProcessSet, state: Sequence[Thing]
+) -> tuple[CountedWeights, Any]:
+    """The comparison, and what must run before the step. state: first, because variables differ after a step in which
+    one of these did.
+    """
     name, anchor = next(iter(variables.items()))
-    called = named("allreduce", "HorovodSameWeights", f"{name}.same_weights", None, True)
-    read = _Read([held.owner(place, name) for place, name in enumerate(variables)])
+    called = named("allreduce", "HorovodSameWeights", f"{name}.{what}", None, True)
+    things = [*state, *((owner, "", one) for owner, one in _by_owner(variables).items())]
+    read = _Read([(owner, part) for owner, part, _ in things])
 
     def make() -> CountedWeights:
         return CountedWeights(called.wire, read, process_set, _remedy_in_session)
@@ -108,7 +152,7 @@ def _compared_in_session(trained: Mapping[str, Any], process_set: ProcessSet) ->
     number = called.call_number()
 
     def compare() -> Any:
-        values = [one.read_value() for one in variables.values()]
+        values = [one.read_value() if hasattr(one, "read_value") else tf.convert_to_tensor(one) for _, _, one in things]
         with tf.control_dependencies([tf.numpy_function(counted.things.take, values, tf.int32)]):
             compares = OPS.horovod_compare_weights(call=number, comparison=counted.number)
         with tf.control_dependencies([compares]):
@@ -116,15 +160,14 @@ def _compared_in_session(trained: Mapping[str, Any], process_set: ProcessSet) ->
 
     is_due = OPS.horovod_weights_due(call=number, comparison=counted.number) > 0
     # A file of this graph may be loaded where the function of Python is not: there no comparison of this number is due.
-    with tf.control_dependencies([tf.cond(is_due, compare, lambda: tf.constant(0))]):
-        yield
+    return counted, tf.cond(is_due, compare, lambda: tf.constant(0))
 
 
 class _Read:
-    """What a session has read of the variables with these names, until it is compared."""
+    """What a session has read of the things with these owners and names, until it is compared."""
 
-    def __init__(self, owners: list[str]) -> None:
-        self._owners = owners
+    def __init__(self, names: list[tuple[str, str]]) -> None:
+        self._names = names
         self._values: tuple[Any, ...] = ()
 
     def take(self, *values: Any) -> np.int32:
@@ -135,8 +178,8 @@ class _Read:
         return self.take()
 
     def __call__(self) -> Iterator[Thing]:
-        for owner, value in zip(self._owners, self._values, strict=True):
-            yield owner, "", value
+        for (owner, name), value in zip(self._names, self._values, strict=True):
+            yield owner, name, value
 
 
 def _remedy_in_session(_: set[Kind]) -> str:
@@ -149,4 +192,4 @@ def _remedy_in_session(_: set[Kind]) -> str:
 
 def _values(variable: Any) -> Any:
     value = getattr(variable, "_value", variable)  # of a keras.Variable
-    return value.numpy()
+    return value.numpy() if hasattr(value, "numpy") else value

@@ -381,6 +381,112 @@ def test_a_forgotten_broadcast_before_steps_of_adasum(tf_pair: World) -> None:
     assert "step 2" in told[0]
 
 
+def _something_of_one_rank_in_a_session(what: str, passes: int = 1, steps: int = 4) -> list[str]:
+    """Weights are equal, but one rank has restored more than them."""
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        own = v1.get_variable("own", initializer=[1.0 + hvd.rank()])
+        weight = v1.get_variable("weight", initializer=[1.0, 2.0], use_resource=what != "m")
+        rate: Any = v1.get_variable("rate", initializer=0.01, trainable=False)
+        if what == "a rate of a rank":
+            rate = 0.01 + hvd.rank()
+        elif what == "a rate that is computed":
+            rate = rate * 0.5
+        elif what == "a rate that is fed":
+            rate = v1.placeholder(tf.float32, [])
+        optimizer = hvd.DistributedOptimizer(v1.train.AdamOptimizer(rate), backward_passes_per_step=passes)
+        optimizer.register_local_var(own)
+        pairs = optimizer.compute_gradients(tf.reduce_sum(weight**2) + tf.reduce_sum(own**2))
+        if what == "another optimizer applies":
+            weight = weight.assign([1.0 + hvd.rank(), 2.0])
+            train = v1.train.GradientDescentOptimizer(0.01).apply_gradients(pairs)
+        else:
+            train = optimizer.apply_gradients(pairs)
+        session.run(v1.global_variables_initializer())
+        if hvd.rank() == 0:
+            by_name = {one.op.name: one for one in v1.global_variables()}
+            if what in ("m", "v"):
+                slot = optimizer.get_slot(by_name["weight"], what)
+                session.run(slot.assign([0.25, 0.5]))
+                session.run(optimizer.get_slot(by_name["own"], what).assign([0.5]))
+            elif what in ("beta1_power", "rate", "a rate that is computed"):
+                session.run(by_name["rate" if "rate" in what else what].assign(0.5))
+        if what == "another optimizer applies":
+            session.run(weight)
+        fed = {rate: 0.01 + hvd.rank()} if what == "a rate that is fed" else None
+
+        def run() -> None:
+            for step in range(steps * passes):
+                session.run(train, fed)
+                if what == "late" and step == 10 and hvd.rank() == 1:
+                    session.run(optimizer.get_slot(by_variable, "m").assign([0.25, 0.5]))
+
+        by_variable = weight
+        return _told(run)
+
+
+@pytest.mark.parametrize(
+    ("what", "passes", "parts"),
+    [
+        ("m", 1, ("'m' of variable 0 ('weight') (", "so does variable 0 ('weight')")),
+        ("v", 2, ("'v' of variable 0 ('weight') (",)),
+        ("beta1_power", 1, ("'beta1_power' of the optimizer (",)),
+        ("rate", 1, ("'learning_rate' of the optimizer (0.5 on rank 0, 0.01 on rank 1)",)),
+        ("a rate of a rank", 2, ("'learning_rate' of the optimizer (0.01 on rank 0, 1.01 on rank 1)",)),
+        ("a rate that is computed", 1, ("'learning_rate' of the optimizer (0.25 on rank 0, 0.005 on rank 1)",)),
+        ("a rate that is fed", 1, ("'learning_rate' of the optimizer (0.01 on rank 0, 1.01 on rank 1)",)),
+        ("another optimizer applies", 1, ("variable 0 ('weight')",)),
+    ],
+)
+def test_what_an_optimizer_of_a_session_holds_on_one_rank_only(
+    tf_pair: World, what: str, passes: int, parts: tuple[str, ...]
+) -> None:
+    on_0, on_1 = tf_pair.run(_something_of_one_rank_in_a_session, what, passes)
+    assert (len(on_0), on_1) == (1, [])
+    for part in ("step 2", *parts):
+        assert part in on_0[0]
+    assert "'own'" not in on_0[0]
+
+
+def _v1_outside_of_sessions(in_function: bool, differs: bool) -> list[str]:
+    import tensorflow as tf
+
+    import horovod.tensorflow as hvd
+
+    weight, own = tf.Variable([1.0, 2.0], name="weight"), tf.Variable([1.0 + hvd.rank(), 1.0], name="own")
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.9))
+    optimizer.register_local_var(own)
+
+    def loss() -> Any:
+        return tf.reduce_sum(weight**2) + tf.reduce_sum(own**2)
+
+    def step() -> None:
+        optimizer.minimize(loss, var_list=[weight, own])
+
+    run = tf.function(step) if in_function else step
+
+    def train() -> None:
+        for number in range(4):
+            run()
+            if number == 0 and differs and hvd.rank() == 0:
+                optimizer.get_slot(weight, "momentum").assign([0.25, 0.5])
+
+    return _told(train)
+
+
+@pytest.mark.parametrize("in_function", [True, False])
+def test_slots_of_optimizers_of_v1_outside_of_sessions(tf_pair: World, in_function: bool) -> None:
+    assert tf_pair.run(_v1_outside_of_sessions, in_function, False) == [[], []]
+    on_0, on_1 = tf_pair.run(_v1_outside_of_sessions, in_function, True)
+    assert (len(on_0), on_1) == (1, [])
+    assert "'momentum' of variable 0 ('weight')" in on_0[0]
+    assert "'own'" not in on_0[0]
+
+
 def _adasum_outside_of_sessions(in_function: bool) -> list[str]:
     import tensorflow as tf
 
@@ -496,6 +602,12 @@ def _changed_late() -> tuple[int, int]:
 
 def test_a_setting_compares_again_every_so_many_steps(again: Keeper) -> None:
     assert again.get().run(_changed_late) == [(0, 1), (0, 0)]
+
+
+def test_a_setting_compares_slots_again_every_so_many_steps(again: Keeper) -> None:
+    on_0, on_1 = again.get().run(_something_of_one_rank_in_a_session, "late", 1, 22)
+    assert (len(on_0), on_1) == (2, []), "step 15, and step 20, where they still differ"
+    assert all("'m' of variable 0 ('weight')" in one for one in on_0)
 
 
 # -- beside the training -----------------------------------------------------------------------------------------------
