@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from worlds import Keeper, World
 
+from horovod.coordinator.core.agreement.deadlock import DeadlockTimes
+
 MISSING = [name for name in ("jax", "optax") if importlib.util.find_spec(name) is None]
 
 if MISSING:
@@ -29,3 +31,11 @@ def jax_pair_keeper() -> Iterator[Keeper]:
 def jax_pair(jax_pair_keeper: Keeper) -> World:
     """A running world of two ranks over shared memory."""
     return jax_pair_keeper.get()
+
+
+@pytest.fixture(scope="module")
+def deadlocked_jax_pair() -> Iterator[World]:
+    """For ranks that are to wait for each other: the coordinator finds that in seconds, not after a minute."""
+    soon = DeadlockTimes(still_s=1.0, idle_s=4.0, look_s=0.1)
+    with World(2, "shm", preloaded="preloaded_jax", deadlock=soon) as world:
+        yield world

@@ -18,6 +18,7 @@ from error_codes import ends_with
 from worlds import World
 
 from horovod.base.errors import OperationCode, SettingCode, TrainingCode
+from horovod.coordinator.core.agreement.deadlock import DeadlockTimes
 
 ROWS = 8  # of a joined batch
 
@@ -180,6 +181,15 @@ def world() -> Iterator[World]:
         yield world
 
 
+@pytest.fixture(scope="module")
+def deadlocked() -> Iterator[World]:
+    """A world for ranks that are to wait for each other: the coordinator finds that in seconds, not after a minute."""
+    soon = DeadlockTimes(still_s=1.0, idle_s=4.0, look_s=0.1)
+    with World(2, "shm", preloaded="preloaded_keras_jax", deadlock=soon) as world:
+        world.run(_initialized)
+        yield world
+
+
 def test_fit_is_that_of_one_process(world: World) -> None:
     world.run(_same_as_one_process)
 
@@ -229,8 +239,8 @@ def test_two_optimizers_of_equal_names(world: World, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["first steps", "later steps", "making"])
-def test_two_optimizers_in_another_order(world: World, case: str) -> None:
-    for error in world.run(keras_steps.error_of, keras_steps.of_two, case):  # a step waits for other ranks
+def test_two_optimizers_in_another_order(deadlocked: World, case: str) -> None:
+    for error in deadlocked.run(keras_steps.error_of, keras_steps.of_two, case):  # a step waits for other ranks
         assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error
 
 
@@ -242,8 +252,8 @@ def test_two_models(world: World, tmp_path: Path, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ["first steps", "later steps"])
-def test_two_models_in_another_order(world: World, tmp_path: Path, case: str) -> None:
-    for error in world.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
+def test_two_models_in_another_order(deadlocked: World, tmp_path: Path, case: str) -> None:
+    for error in deadlocked.run(keras_steps.error_of, keras_steps.of_two_models, str(tmp_path), case):
         assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0.kernel#", "same order"), error), error
 
 

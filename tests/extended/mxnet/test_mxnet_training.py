@@ -373,8 +373,8 @@ def test_first_steps_of_two_optimizers_in_another_order(mxnet_pair: World, modul
 
 
 @pytest.mark.parametrize("module", [False, True])
-def test_later_steps_of_two_optimizers_in_another_order(mxnet_pair: World, module: bool) -> None:
-    for error in mxnet_pair.run(_error_of_two, module, "later steps"):
+def test_later_steps_of_two_optimizers_in_another_order(deadlocked_mxnet_pair: World, module: bool) -> None:
+    for error in deadlocked_mxnet_pair.run(_error_of_two, module, "later steps"):
         assert re.search(ends_with(OperationCode.DEADLOCK, "gradient.0#", "same order"), error), error
 
 
