@@ -22,8 +22,7 @@ for name in sys.argv[1:]:
     runpy.run_path(name, run_name="__main__")
 stop(SparkSession.active())
 """
-# A Java that is there for seconds only spends more time on compiling its code well than it saves by that.
-OPTIONS = "--master local[2] --conf spark.ui.enabled=false --driver-java-options -XX:TieredStopAtLevel=1 pyspark-shell"
+OPTIONS = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
 NAMES = [
     f"spark_{name}_estimator.py"
     for name, package in {"torch": "torch", "lightning": "lightning", "keras": "keras"}.items()
