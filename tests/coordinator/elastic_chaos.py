@@ -64,9 +64,13 @@ class Process:
     still: Still | None = None
     accused_in: int = 0  # the epoch in which a peer said that its connections to it broke
 
-    @property
-    def member(self) -> str:
-        return f"{self.name}.{self.attempts}"
+    member: str = field(init=False)  # of the present attempt
+
+    def __post_init__(self) -> None:
+        self.attempt(0)
+
+    def attempt(self, number: int) -> None:
+        self.attempts, self.member = number, f"{self.name}.{number}"
 
 
 @dataclass(order=True)
@@ -89,6 +93,7 @@ class Chaos(Story):
         self.has_slots = dice.random() < 0.5
         self.hosts = [f"node-{letter}" for letter in "abc"[: dice.randint(1, 3)]]
         self.processes: list[Process] = []
+        self.living: list[Process] = []  # those that have not ended
         self.of: dict[str, Process] = {}  # by member id
         self.slots: list[tuple[int, int]] = []  # of processes that have ended, with the next incarnation
         self.known: set[str] = set()  # those that have joined, until a Close says that they are no members any more
@@ -132,12 +137,12 @@ class Chaos(Story):
 
     def _pass(self, seconds: float) -> None:
         """The coordinator is on the first host, and sees its processes."""
-        seen = [one for one in self._living() if one.host == self.hosts[0]]
+        seen = [one for one in self.living if one.host == self.hosts[0]]
         self.pass_time(
             seconds,
             runs={one.member for one in seen if one.still is not Still.STOPPED},
             stopped={one.member: 0 for one in seen if one.still is Still.STOPPED},
-            silent={one.member for one in self._living() if one.still is Still.CUT_OFF},
+            silent={one.member for one in self.living if one.still is Still.CUT_OFF},
         )
         self._listen()
 
@@ -152,7 +157,7 @@ class Chaos(Story):
             while self.pending:
                 self._form(0)
                 self._listen()
-        live = [one for one in self.processes if one.doing is not Doing.ENDED]
+        live = self.living
         trains = {one.name for one in live if one.doing is Doing.TRAINS}
         count = min(len(live), self.most) if len(live) >= self.fewest else 0
         names = self.worlds[-1] if count else []
@@ -174,7 +179,11 @@ class Chaos(Story):
         self.lines.append(f"{self.now_s:8.2f}  {line}")
 
     def _those(self, *doing: Doing) -> list[Process]:
-        return [one for one in self.processes if one.doing in doing]
+        return [one for one in self.living if one.doing in doing]
+
+    def _end(self, one: Process) -> None:
+        one.doing = Doing.ENDED
+        self.living.remove(one)
 
     def _act(self) -> None:
         dice = self.dice
@@ -183,7 +192,7 @@ class Chaos(Story):
         waits = [one for one in self._those(Doing.WAITS) if self.has_slots or self._has_claim(one)]
         all_ways: list[tuple[int, Callable[[], None], bool]] = [
             (6, self._burst, True),
-            (3, lambda: self._kill(dice.choice(self._living())), bool(self._living())),
+            (3, lambda: self._kill(dice.choice(self.living)), bool(self.living)),
             (1, lambda: self._leave(dice.choice(trains)), bool(trains)),
             (2, lambda: self._say_leaving(dice.choice(trains)), bool(trains)),
             (3, lambda: self._break(dice.choice(trains)), bool(trains)),
@@ -199,11 +208,8 @@ class Chaos(Story):
         dice.choices([do for _, do in ways], [weight for weight, _ in ways])[0]()
         self._listen()
 
-    def _living(self) -> list[Process]:
-        return [one for one in self.processes if one.doing is not Doing.ENDED]
-
     def _burst(self) -> None:
-        if len(self._living()) > self.most + 2:
+        if len(self.living) > self.most + 2:
             return
         for _ in range(self.dice.choice([1, 1, 2, self.most])):
             slot, incarnation = None, 0
@@ -213,13 +219,14 @@ class Chaos(Story):
             number = len(self.processes)
             one = Process(f"p{number}", number, self.dice.choice(self.hosts), slot, incarnation)
             self.processes.append(one)
+            self.living.append(one)
             self._join(one)
 
     def _join(self, one: Process) -> None:
         """As every attempt, with a proof that it was in its last world."""
         if one.doing is Doing.ENDED:
             return
-        one.attempts += 1
+        one.attempt(one.attempts + 1)
         one.heard, one.is_to_reform, one.doing, one.returns_until_s = 0, False, Doing.WAITS, 0.0
         one.claims = one.world.epoch if one.world is not None and one.world.epoch == self.known_epoch else 0
         self.of[one.member] = one
@@ -253,7 +260,8 @@ class Chaos(Story):
 
     def _kill(self, one: Process) -> None:
         member, was, is_on_its_way = one.member, one.doing, one.returns_until_s > self.now_s
-        one.doing, one.returns_until_s = Doing.ENDED, 0.0
+        self._end(one)
+        one.returns_until_s = 0.0
         self.say(f"{one.name} is killed")
         if self.has_slots:
             assert one.slot is not None
@@ -276,7 +284,7 @@ class Chaos(Story):
             self.take(self.membership.rank_ended(ended, self.now_s))
 
     def _leave(self, one: Process) -> None:
-        one.doing = Doing.ENDED
+        self._end(one)
         self.say(f"{one.member} leaves for good")
         self.leave(one.member, failed=True)  # else its job is done, and nobody goes on with it
 
@@ -427,11 +435,11 @@ class Chaos(Story):
 
     def _listen(self) -> None:
         job = self.membership._jobs.get(JOB)
-        members = sorted(job.members()) if job else []
-        assert members == sorted(self.known), (
-            f"{members} are members, but {sorted(self.known)} joined and were not closed"
+        members = list(job.members()) if job else []
+        assert len(members) == len(self.known) and self.known.issuperset(members), (  # noqa: PT018  (one fact)
+            f"{sorted(members)} are members, but {sorted(self.known)} joined and were not closed"
         )
-        for one in self.processes:
+        for one in self.living:
             if one.doing not in (Doing.WAITS, Doing.TRAINS) or one.still is not None:
                 continue
             events = self.told.get(one.member, [])
