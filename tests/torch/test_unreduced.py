@@ -27,7 +27,8 @@ def _train(case: str) -> list[str]:
     common.watch = common.Watch()
     unreduced.watch = unreduced.Unreduced()  # type: ignore[misc]
     # Larger than what an earlier test in these processes may have left on its way.
-    model = torch.nn.Linear(64, 64)
+    model = torch.nn.Embedding(100_000, 4, sparse=True) if "rows" in case else torch.nn.Linear(64, 64)
+    data = torch.tensor([1, 2]) if "rows" in case else torch.ones(2, 64)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     optimizer = torch.optim.SGD(model.parameters(), 0.001)
     other = distributed_sgd(linear()) if case == "another is distributed" else None
@@ -35,10 +36,12 @@ def _train(case: str) -> list[str]:
         warnings.simplefilter("always")
         for step in range(common.STEPS + 5):
             optimizer.zero_grad()
-            model(torch.ones(2, 64)).sum().backward()
+            model(data).sum().backward()
             if case == "gradients by hand":
                 for parameter in model.parameters():
                     hvd.allreduce_(parameter.grad)
+            if case == "rows by hand":
+                model.weight.grad = hvd.sparse_allreduce_async(model.weight.grad, "rows", hvd.Average)()
             optimizer.step()
             if case == "weights now and then" and step == 50:
                 for parameter in model.parameters():
@@ -50,7 +53,7 @@ def _train(case: str) -> list[str]:
     return [f"{one.filename}: {one.message}" for one in caught if CODE in str(one.message)]
 
 
-@pytest.mark.parametrize("case", ["nothing", "a loss now and then"])
+@pytest.mark.parametrize("case", ["nothing", "a loss now and then", "rows of nothing"])
 def test_an_optimizer_that_is_not_distributed_is_told_once_on_rank_0(pair: World, case: str) -> None:
     on_0, on_1 = pair.run(_train, case)
     assert len(on_0) == 1
@@ -59,7 +62,9 @@ def test_an_optimizer_that_is_not_distributed_is_told_once_on_rank_0(pair: World
     assert on_1 == []
 
 
-@pytest.mark.parametrize("case", ["gradients by hand", "weights now and then", "another is distributed"])
+@pytest.mark.parametrize(
+    "case", ["gradients by hand", "rows by hand", "weights now and then", "another is distributed"]
+)
 def test_what_is_reduced_otherwise_is_not(pair: World, case: str) -> None:
     assert pair.run(_train, case) == [[], []]
 

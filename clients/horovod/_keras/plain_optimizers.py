@@ -83,6 +83,7 @@ def _look_at_optimizer(model: Any) -> None:
 # -- no distributed optimizer anywhere ---------------------------------------------------------------------------------
 _steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by model
 _in_train_function: Final = ContextVar("_in_train_function", default=False)  # of a model, whose steps count
+_least_bytes: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()  # by optimizer of a model
 
 
 def _counted(model: Any, made: Any) -> Any:
@@ -131,9 +132,12 @@ def _batches_of_a_call(model: Any) -> int:
 def _trained(model: Any) -> Trained | None:
     if model is None or model.optimizer is None or _is_reduced_by_keras(model):
         return None
+    # Of an optimizer in another one, as for scaled losses, whose `apply` it calls.
+    applies = getattr(model.optimizer, "inner_optimizer", None) or model.optimizer
+    known = _least_bytes.get(applies)
     return Trained(
         type(model.optimizer).__name__,
-        sum(math.prod(one.shape) for one in model.trainable_variables),  # each number has a byte at least
+        sum(math.prod(one.shape) for one in model.trainable_variables) if known is None else known,  # a byte each
         "Write model.compile(hvd.DistributedOptimizer(optimizer), ...).",
     )
 
@@ -178,9 +182,7 @@ def _apply(applied: Any, original: Any, optimizer: Any, grads: Any, trainable_va
     grads = list(grads)
     variables = None if trainable_variables is None else list(trainable_variables)
     result = original(optimizer, grads, variables)
-    if not _in_train_function.get():
-        known = optimizer._trainable_variables if variables is None else variables
-        applied(optimizer, _steps_of(optimizer, grads, known), grads)
+    _applied(applied, optimizer, grads, optimizer._trainable_variables if variables is None else variables)
     return result
 
 
@@ -190,10 +192,15 @@ def _apply_gradients(
     """Of Keras 2."""
     pairs = list(grads_and_vars)
     result = original(optimizer, pairs, *args, **kwargs)
-    if not _in_train_function.get():
-        grads = [pair[0] for pair in pairs]
-        applied(optimizer, _steps_of(optimizer, grads, [pair[1] for pair in pairs]), grads)
+    _applied(applied, optimizer, [pair[0] for pair in pairs], [pair[1] for pair in pairs])
     return result
+
+
+def _applied(applied: Any, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    if not _in_train_function.get():
+        applied(optimizer, _steps_of(optimizer, gradients, variables), gradients)
+    elif optimizer not in _least_bytes:  # a trace, or the first step: which gradients are sparse is known here alone
+        _least_bytes[optimizer] = least_bytes(gradients, [variable.shape for variable in variables])
 
 
 def _steps_of(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) -> Steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import mxnet as mx
@@ -30,9 +31,14 @@ def _trained_by_trainer(trainer: Any) -> Trained | None:
         return None
     return Trained(
         type(trainer._optimizer).__name__,
-        sum(math.prod(one.shape) for one in trainer._params if one.grad_req != "null"),  # a byte each at least
+        sum(_least(one.shape, one._grad_stype) for one in trainer._params if one.grad_req != "null"),
         "Write trainer = hvd.DistributedTrainer(model.collect_params(), ...) in place of gluon.Trainer(...).",
     )
+
+
+def _least(shape: Sequence[int], storage: str | None) -> int:
+    """Bytes that a reduction of a gradient sends at least: one for each number, and a row of those with few rows."""
+    return math.prod(shape[1:] if storage == "row_sparse" else shape)
 
 
 def _update_module(original: Any, module: Any) -> None:
@@ -45,8 +51,13 @@ def _trained_by_module(module: Any) -> Trained | None:
     if module._kvstore is not None and "dist" in module._kvstore.type:
         return None
     trained = set(module._param_names) - set(module._fixed_param_names or ())
+    group = module._exec_group
+    storage = {
+        name: next((one.stype for one in on_devices if one is not None), None)
+        for name, on_devices in zip(group.param_names, group.grad_arrays, strict=True)
+    }
     return Trained(
         type(module._optimizer).__name__,
-        sum(math.prod(one.shape) for name, one in module._arg_params.items() if name in trained),
+        sum(_least(one.shape, storage.get(name)) for name, one in module._arg_params.items() if name in trained),
         "Pass optimizer=hvd.DistributedOptimizer(optimizer) with kvstore=None to fit() or init_optimizer().",
     )

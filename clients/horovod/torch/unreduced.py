@@ -48,7 +48,7 @@ def _trained(optimizer: torch.optim.Optimizer | None) -> Trained | None:
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
     return Trained(
         type(optimizer).__name__,
-        sum(one.nbytes for one in parameters),
+        sum(one.nbytes // len(one) if one.grad.is_sparse else one.nbytes for one in parameters),  # one row of these
         "Write optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters()).",
     )
 

@@ -433,28 +433,35 @@ def _never_distributed(case: str) -> list[str]:
     collectives.join(-1)  # so that steps count anew, whatever was trained here before
     unreduced.watch = unreduced.Watch()  # that of the process, in which other tests may have made distributed trainers
     unreduced.world_begins()
-    model = mx.gluon.nn.Dense(64, in_units=64)
+    rows = "rows" in case
+    model = mx.gluon.nn.Embedding(100_000, 4, sparse_grad=True) if rows else mx.gluon.nn.Dense(64, in_units=64)
+    data = mx.nd.array([1, 2]) if rows else mx.nd.ones((2, 64))
     model.initialize()
-    hvd.broadcast_parameters(model.collect_params(), root_rank=0)
+    if not rows:
+        hvd.broadcast_parameters(model.collect_params(), root_rank=0)
     kind = hvd.DistributedTrainer if case == "distributed" else mx.gluon.Trainer
     trainer = kind(model.collect_params(), "sgd", {"learning_rate": 0.01})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(unreduced.STEPS + 5):
             with mx.autograd.record():
-                loss = model(mx.nd.ones((2, 64))).sum()
+                loss = model(data).sum()
             loss.backward()
             if case == "by hand":
                 for name, one in sorted(model.collect_params().items()):
                     hvd.allreduce_(one.grad(), name=name)
+            if case == "rows by hand":
+                of_rows = model.weight.grad()
+                hvd.sparse_allreduce_async(of_rows, "rows", hvd.Average)().copyto(of_rows)
             trainer.step(2)
     assert not hasattr(mx.gluon.Trainer._update, "_hvd_shows_steps") or not unreduced.watch.is_over
     code = f"[{TrainingCode.NOT_DISTRIBUTED.value}]"
     return [f"{one.filename}: {one.message}" for one in caught if code in str(one.message)]
 
 
-def test_a_trainer_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair: World) -> None:
-    on_0, on_1 = mxnet_pair.run(_never_distributed, "plain")
+@pytest.mark.parametrize("case", ["plain", "rows of nothing"])
+def test_a_trainer_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair: World, case: str) -> None:
+    on_0, on_1 = mxnet_pair.run(_never_distributed, case)
     assert len(on_0) == 1
     assert on_0[0].startswith(__file__), "the warning must point to the script"
     assert "hvd.DistributedTrainer(" in on_0[0]
@@ -462,7 +469,7 @@ def test_a_trainer_that_was_never_distributed_is_told_once_on_rank_0(mxnet_pair:
 
 
 def test_trainers_that_reduce_are_told_nothing(mxnet_pair: World) -> None:
-    for case in ("distributed", "by hand"):
+    for case in ("distributed", "by hand", "rows by hand"):
         assert mxnet_pair.run(_never_distributed, case) == [[], []], case
 
 

@@ -152,6 +152,53 @@ def test_a_step_of_the_scripts_own_that_reduces_nothing_istold(tf_pair: World) -
     assert (len(on_0), on_1) == (1, [])
 
 
+def _rows(case: str) -> list[str]:
+    """A large embedding, of which each step has few rows."""
+    import tensorflow as tf
+
+    keras = _keras()
+    import horovod.tensorflow as hvd
+
+    class Embedded(keras.Model):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = keras.layers.Embedding(100_000, 4)
+
+        def call(self, data: Any) -> Any:
+            return self.embedding(data)
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(self(data[0]) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            assert isinstance(gradients[0], tf.IndexedSlices)
+            if case == "by hand":
+                gradients = [hvd.allreduce(one, name="rows") for one in gradients]
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def work() -> None:
+        model = Embedded()
+        optimizer = keras.optimizers.SGD(0.01)
+        model.compile(optimizer)
+        data = np.ones([120, 2], np.int32)
+        model.fit(data, data, batch_size=1, verbose=0)
+
+    return told(work)
+
+
+def test_rows_that_are_reduced_by_hand_in_fit_are_told_nothing(tf_pair: World) -> None:
+    assert tf_pair.run(_rows, "by hand") == [[], []]
+    on_0, on_1 = tf_pair.run(_rows, "nothing")
+    assert (len(on_0), on_1) == (1, [])
+
+
+def test_rows_that_are_reduced_by_hand_in_fit_of_tf_keras_are_told_nothing(legacy_pair: World) -> None:
+    assert legacy_pair.run(_rows, "by hand") == [[], []]
+    on_0, on_1 = legacy_pair.run(_rows, "nothing")
+    assert (len(on_0), on_1) == (1, [])
+
+
 def test_a_rank_that_is_alone_runs_keras_as_it_is() -> None:
     with World(1, "shm", preloaded="preloaded_tensorflow") as world:
         assert world.run(_alone) == [(False, [])]
