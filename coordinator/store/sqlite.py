@@ -13,6 +13,7 @@ import errno
 import os
 import sqlite3
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,10 +50,14 @@ _SCHEMA = (
 class SqliteFile:
     """Used by one thread only, that which made it."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
-        """most_bytes: to which the file may grow. Raises OSError with a sentence."""
+    def __init__(self, path: Path, most_bytes: int, least_revision: int) -> None:
+        """most_bytes: to which the file may grow. least_revision: of a file that exists.
+
+        Raises OSError with a sentence.
+        """
         self._path = path
         self._most_bytes = most_bytes
+        self._least_revision = least_revision
         self._is_full = False  # the last write that would have made the file longer was refused
         _prepare(path)
         try:
@@ -158,8 +163,11 @@ class SqliteFile:
             raise sqlite3.DatabaseError(found)
         run("BEGIN IMMEDIATE")
         # This also finds out whether the file may be written.
-        for statement in _SCHEMA if is_new else ("UPDATE counter SET revision = revision",):
-            run(statement)
+        if is_new:
+            for statement in _SCHEMA:
+                run(statement)
+        else:
+            run("UPDATE counter SET revision = max(revision, ?)", (self._least_revision,))
         run("COMMIT")
 
     def _revision_of(self, key: str) -> int:
@@ -302,6 +310,11 @@ def _unusable(
 
 
 MOST_BYTES = 2 << 30  # the default limit of etcd; archives of code take a quarter of it
+# Ranks believe no coordinator whose term, a revision, is below one that they have heard of. A copy of the file that is
+# put back lacks the revisions that were given since. So a file that exists begins above all that so many writes in each
+# second since 1970 could have made (docs/adr/0127-restored-stores.md). A term may have 40 bits
+# (coordinator/core/agreement/decisions.py), which are 500 years.
+WRITES_PER_S = 64
 END_AGAIN_S = 1.0  # seconds between attempts to delete the entries of a lease that has ended
 
 Answer = TypeVar("Answer")
@@ -312,11 +325,12 @@ class SqliteStore:
 
     is_shared = False
 
-    def __init__(self, path: Path, most_bytes: int = MOST_BYTES) -> None:
-        """Opens the file, or makes it. Raises OSError with a sentence."""
+    def __init__(self, path: Path, most_bytes: int = MOST_BYTES, now: Callable[[], float] = time.time) -> None:
+        """Opens the file, or makes it. now: seconds since 1970. Raises OSError with a sentence."""
         self._thread = ThreadPoolExecutor(1, "horovod-store")
+        least = int(now() * WRITES_PER_S)
         try:
-            self._file, revision, self._restored = self._thread.submit(_opened, path, most_bytes).result()
+            self._file, revision, self._restored = self._thread.submit(_opened, path, most_bytes, least).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -448,8 +462,8 @@ class SqliteStore:
             await asyncio.sleep(END_AGAIN_S)
 
 
-def _opened(path: Path, most_bytes: int) -> tuple[SqliteFile, int, dict[int, float]]:
-    file = SqliteFile(path, most_bytes)
+def _opened(path: Path, most_bytes: int, least_revision: int) -> tuple[SqliteFile, int, dict[int, float]]:
+    file = SqliteFile(path, most_bytes, least_revision)
     try:
         return file, file.revision(), file.leases()
     except StoreError as error:

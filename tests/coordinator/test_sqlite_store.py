@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import stat
@@ -41,9 +42,9 @@ from horovod.coordinator.store.sqlite import SqliteStore
 Body = Callable[[SqliteStore], Awaitable[None]]
 
 
-def with_store(path: Path, body: Body, **options: int) -> None:
+def with_store(path: Path, body: Body, now: float = 0.0, **options: int) -> None:
     async def main() -> None:
-        store = SqliteStore(path, **options)
+        store = SqliteStore(path, now=lambda: now, **options)
         try:
             await asyncio.wait_for(body(store), WAIT_S)
         finally:
@@ -121,6 +122,23 @@ def test_what_was_answered_is_there_after_a_kill(path: Path) -> None:
         assert await store.grant(1.0) == 2  # a number is never given twice
 
     with_store(path, body)
+
+
+def test_a_copy_that_is_put_back_begins_above_all_revisions_since(path: Path) -> None:
+    async def write(store: SqliteStore) -> None:
+        for number in range(5):
+            found.append((await store.put(f"key-{number}", b"")).revision)
+
+    found: list[int] = []
+    with_store(path, write, now=1000.0)
+    copy = path.with_name("copy")
+    shutil.copy(path, copy)
+    with_store(path, write, now=1001.0)
+    copy.rename(path)
+    with_store(path, write, now=1002.0)
+    with_store(path, write, now=1.0)  # a clock that goes wrong
+    assert found == sorted(set(found))
+    assert found[-1] < 2**40  # a term, of which the number of an error has 40 bits
 
 
 def test_a_lease_that_nobody_keeps_after_a_restart_ends(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import time
 from pathlib import Path
 
@@ -65,6 +66,30 @@ def test_they_work_and_are_renewed_while_they_are_used(tmp_path: Path) -> None:
         assert run("certs", str(folder), "--renew", "--hosts", "node-b") == 0
         with pytest.raises(StartError, match=ends_with(AccessCode.UNTRUSTED_CERTIFICATE, "'127.0.0.1'")):
             joins(folder, coordinator.address)
+
+
+def test_the_authority_is_replaced_while_both_are_used(tmp_path: Path) -> None:
+    """In the three steps of docs/certificates.md, without a restart."""
+    used, old, new = (tmp_path / name for name in ("used", "old", "new"))
+    for folder in (old, new):
+        assert run("certs", str(folder), "--hosts", "127.0.0.1") == 0
+    shutil.copytree(old, used)
+    tls = ServerTls(f"{used}/coordinator.pem", f"{used}/coordinator.key", f"{used}/ca.pem")
+    with EmbeddedCoordinator(tls=tls, token="t") as coordinator:
+        both = (new / "ca.pem").read_bytes() + (old / "ca.pem").read_bytes()
+        (used / "ca.pem").write_bytes(both)
+        joins(used, coordinator.address)
+        for name in ("coordinator.key", "coordinator.pem"):
+            shutil.copy(new / name, used / name)
+        joins(used, coordinator.address)  # a member that has its old pair still
+        for name in ("client.key", "client.pem"):
+            shutil.copy(new / name, used / name)
+        joins(used, coordinator.address)
+        shutil.copy(new / "ca.pem", used / "ca.pem")
+        joins(used, coordinator.address)
+        (old / "ca.pem").write_bytes(both)
+        with pytest.raises(StartError, match=ends_with(AccessCode.REFUSED_CERTIFICATE)):
+            joins(old, coordinator.address)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_the_site_builds_strictly_and_has_every_public_name() -> None:
         assert [name for name in public if name not in shown | SUBMODULES] == [], module
 
 
-PAGES = ("guide", "elastic", "pytorch", "checkpoints", "validation", "from-0.28")
+PAGES = ("guide", "elastic", "pytorch", "checkpoints", "validation", "from-0.28", "gpu-hosts")
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}.md" for page in PAGES)])
