@@ -29,10 +29,26 @@ def wrong_host_name(name: str) -> str:
     return ""
 
 
-LOOPBACK_DOWN = (
+def with_port(host: str, port: int) -> str:
+    """HOST:PORT, with brackets around a numeric address of IPv6."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_LOOPBACK_DOWN = (
     "the loopback interface of this host (or of this network namespace) is down, and processes of one host find each "
     "other over it. Bring it up: `ip link set lo up`"
 )
+_NO_IPV4 = "this host (or this network namespace) has no loopback address for IPv4. Use that of IPv6: [::1]"
+
+
+def loopback_host() -> str:
+    """The numeric address at which processes of this host find each other: ::1 on a host without IPv4."""
+    return "::1" if loopback_is_down("127.0.0.1") and _error_to("::1") == 0 else "127.0.0.1"
+
+
+def loopback_listen() -> str:
+    """HOST:PORT to listen where only processes of this host can connect, at a port that the system chooses."""
+    return with_port(loopback_host(), 0)
 
 
 def loopback_is_down(address: str) -> bool:
@@ -40,9 +56,19 @@ def loopback_is_down(address: str) -> bool:
 
     False if there is no socket to find out with, as without free file descriptors: who opens the next one says why.
     """
+    return _error_to(address) in (errno.ENETUNREACH, errno.EADDRNOTAVAIL)
+
+
+def why_loopback_is_down(address: str) -> str:
+    """Why nothing can be sent to this numeric loopback address, and what to do, as the end of a sentence."""
+    return _NO_IPV4 if ":" not in address and _error_to("::1") == 0 else _LOOPBACK_DOWN
+
+
+def _error_to(address: str) -> int | None:
+    """Number of the error that a packet to this numeric address would meet, 0 for none; None without a socket."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            return probe.connect_ex((address, 9)) in (errno.ENETUNREACH, errno.EADDRNOTAVAIL)
+            return probe.connect_ex((address, 9))
     except OSError:
-        return False
+        return None

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from horovod.base.addresses import LOOPBACK_DOWN, loopback_is_down, wrong_host_name
+from horovod.base.addresses import loopback_is_down, why_loopback_is_down, with_port, wrong_host_name
 from horovod.base.errors import ClusterCode, SettingCode, coded
 
 from .token import TokenFiles
@@ -23,8 +23,13 @@ from .token import TokenFiles
 
 def everywhere(ports: Sequence[int] | None = None) -> str:
     """To listen on every interface of this host, at one of these ports that is free, or one that the system chooses."""
-    host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - strangers are kept out by its token
-    return str(ListenAddress(host, free_port(host, ports) if ports else 0))
+    host = every_host()
+    return with_port(host, free_port(host, ports) if ports else 0)
+
+
+def every_host() -> str:
+    """The address that stands for all of this host's, those of IPv6 included if there are any."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - strangers are kept out by a token
 
 
 def free_port(host: str, ports: Sequence[int]) -> int:
@@ -42,7 +47,7 @@ class ListenAddress:
     port: int  # 0 lets the system choose
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return with_port(self.host, self.port)
 
     @classmethod
     def parse(cls, text: str) -> ListenAddress:
@@ -91,8 +96,9 @@ class ListenAddress:
 
     def check_loopback(self) -> None:
         """Raises OSError with a sentence when this is a loopback address that no process can connect to."""
-        if any(ipaddress.ip_address(one).is_loopback and loopback_is_down(one) for one in self.resolved()):
-            sentence = f"Can't listen on {self}: {LOOPBACK_DOWN}."
+        down = [one for one in self.resolved() if ipaddress.ip_address(one).is_loopback and loopback_is_down(one)]
+        if down:
+            sentence = f"Can't listen on {self}: {why_loopback_is_down(down[0])}."
             raise OSError(errno.ENETUNREACH, coded(ClusterCode.CANNOT_LISTEN, sentence))
 
     def bind_error(self, number: int) -> OSError:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from horovod.base.addresses import loopback_listen
 from horovod.base.errors import SettingCode, coded
 from horovod.base.protocol import ping_options
 
@@ -40,7 +41,7 @@ KEEP_TOKEN_S = 60.0  # how often a coordinator looks whether its token can still
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
-    """listen: "127.0.0.1:29400"; port 0 lets the system choose.
+    """listen: "127.0.0.1:29400"; port 0 lets the system choose. By default only processes of this host can connect.
     token: members must know it, or that of their job made from it; None serves every process that can connect.
     shows_token: processes of this user find the token while the coordinator runs.
     insecure: serves strangers of other hosts, too, and shows them the pages.
@@ -57,7 +58,7 @@ class CoordinatorConfig:
     told_level: at which the log repeats what rank 0 shows to the user.
     """
 
-    listen: str = "127.0.0.1:0"
+    listen: str = field(default_factory=loopback_listen)
     token: str | None = field(default=None, repr=False)
     shows_token: bool = False
     insecure: bool = False

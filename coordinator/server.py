@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.addresses import loopback_listen
 from horovod.base.errors import ClusterCode, EngineCode, coded
 from horovod.base.tasks import end_tasks
 from horovod.base.telemetry import Registry
@@ -64,15 +65,15 @@ class CoordinatorServer:
     can't be opened. The parts are made in parts.py.
     """
 
-    def __init__(self, config: CoordinatorConfig = CoordinatorConfig()) -> None:  # noqa: B008 - a frozen value
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
         self.port = 0  # port for members, known after `start`
         self.web_port = 0  # port of the pages, known after `start` if the configuration asks for pages
         # Token that readers of the pages show; if none was configured, one is made by `start`.
+        self._config = config = config or CoordinatorConfig()
         self.web_token = config.web_token
         # Link to the pages for a browser; holds the token only if this coordinator made it, so that nobody else knows
         # it.
         self.web_link = ""
-        self._config = config
         self._opened = contextlib.AsyncExitStack()
         self._grace_s: float | None = None  # grace for calls that run when the server stops
         self._hub: Hub | None = None
@@ -238,8 +239,8 @@ class EmbeddedCoordinator:
     others: of CoordinatorConfig.
     """
 
-    def __init__(self, listen: str = CoordinatorConfig.listen, token: str | None = None, **others: Any) -> None:
-        config = CoordinatorConfig(listen, token, **others)
+    def __init__(self, listen: str | None = None, token: str | None = None, **others: Any) -> None:
+        config = CoordinatorConfig(listen or loopback_listen(), token, **others)
         self._makes_token = token is None and not config.insecure
         self.config = dataclasses.replace(
             config,

@@ -39,6 +39,7 @@ _OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.max_receive_message_length", -1),  # no limit: etcd limits what can be written
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),  # http_proxy is for the Internet
 )
 # A node that has lost its cluster refuses, instead of answering from what it knew or waiting.
 _REQUIRE_LEADER = ("hasleader", "true")

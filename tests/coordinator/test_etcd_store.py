@@ -105,6 +105,16 @@ def test_prefixes_keep_clusters_apart(one: Etcd) -> None:
     with_store(one.url, body)
 
 
+def test_no_proxy_is_asked_for_the_way_to_etcd(one: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://192.0.2.1:3128")  # RFC 5737: nobody has this address
+
+    async def body(store: Store) -> None:
+        await store.put("direct", b"1")
+
+    with_store(one.url, body)
+
+
 def _await_value(etcd: Etcd, key: str, value: str) -> None:
     def is_there() -> bool:
         return ctl(etcd.endpoints[0], "get", "--print-value-only", f"horovod/{key}").strip() == value

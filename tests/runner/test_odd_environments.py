@@ -1,9 +1,10 @@
-"""Closed standard streams, names that no host can have, and a loopback interface that is down."""
+"""Closed standard streams, names that no host can have, proxies, and hosts without a loopback interface or IPv4."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -62,8 +63,18 @@ def test_names_that_no_host_can_have(tmp_path: Path, name: str, why: str) -> Non
     assert remote([name]) == [name]  # found by an object of the program, for example
 
 
-def without_loopback(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs it in a network namespace of its own, in which the loopback interface is down."""
+_UNPREPARED = 77
+ONLY_IPV6 = "ip link set lo up && ip address del 127.0.0.1/8 dev lo && ip address add fd00::5/128 dev lo"
+# A rank that tells how it is connected; no framework is imported.
+JOIN = "import horovod.common.basics as hvd; hvd.init(); print(f'{hvd.rank()} of {hvd.size()}')"
+JOINED = ["[0]<stdout>:0 of 2", "[1]<stdout>:1 of 2"]
+
+
+def without_loopback(*command: str, setup: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs it in a network namespace of its own, in which the loopback interface is down.
+
+    setup: a command for a shell that changes that first; the test is skipped if it can't.
+    """
     try:
         able = subprocess.run(["unshare", "-n", "true"], capture_output=True, check=False).returncode == 0
     except FileNotFoundError:
@@ -71,9 +82,13 @@ def without_loopback(*command: str, **variables: str) -> subprocess.CompletedPro
     if not able:
         pytest.skip("`unshare -n` needs util-linux and the permission to make a network namespace")
     environ = {**os.environ, **variables}
-    return subprocess.run(
-        ["unshare", "-n", *command], env=environ, capture_output=True, text=True, timeout=60, check=False
+    prepared = ["sh", "-c", f'{{ {setup or ":"}; }} || exit {_UNPREPARED}; exec "$@"', "sh", *command]
+    done = subprocess.run(
+        ["unshare", "-n", *prepared], env=environ, capture_output=True, text=True, timeout=60, check=False
     )
+    if done.returncode == _UNPREPARED:
+        pytest.skip(f"`{setup}` failed: {done.stderr}")
+    return done
 
 
 def test_a_launcher_without_a_loopback_interface_says_so_at_once() -> None:
@@ -91,3 +106,42 @@ def test_a_process_without_a_loopback_interface_does_not_wait_for_its_coordinato
     assert re.search(ends_with(WorldCode.NO_INTERFACE, "loopback", "ip link set lo up"), done.stderr)
     alone = without_loopback(sys.executable, "-c", f"{code}; print(hvd.size())")
     assert (alone.stdout, alone.stderr) == ("1\n", "")
+
+
+@pytest.mark.parametrize("rank_0", [None, "::1", "fd00::5"])
+def test_processes_of_hosts_with_ipv6_only_find_each_other(rank_0: str | None) -> None:
+    """By horovodrun, and by the variables of another launcher, where rank 0 opens the coordinator.
+
+    rank_0: its address: None for horovodrun, that of loopback for one host, another one for several.
+    """
+    if rank_0 is None:
+        command = [*LAUNCHER, "-np", "2", sys.executable, "-c", JOIN]
+    else:
+        ranks = [f"RANK={rank} {shlex.join([sys.executable, '-c', JOIN])}" for rank in (0, 1)]
+        command = ["sh", "-c", f"{ranks[1]} & {ranks[0]}; wait"]
+    variables = {"HOROVOD_TRANSPORT": "tcp", "HOROVOD_TOKEN": "0123456789abcdef" * 2}
+    variables |= {"WORLD_SIZE": "2", "MASTER_ADDR": rank_0, "MASTER_PORT": "29411"} if rank_0 else {}
+    done = without_loopback(*command, setup=ONLY_IPV6, **variables)
+    assert done.returncode == 0, done.stderr
+    expected = JOINED if rank_0 is None else [line.partition(":")[2] for line in JOINED]
+    assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_an_address_of_ipv4_on_a_host_with_ipv6_only_is_named() -> None:
+    command = [sys.executable, "-m", "horovod.coordinator", "--listen", "127.0.0.1:0"]
+    done = without_loopback(*command, setup=ONLY_IPV6)
+    assert re.search(ends_with(ClusterCode.CANNOT_LISTEN, "127.0.0.1:0", "[::1]"), done.stderr)
+    variables = {"HOROVOD_COORDINATOR": "127.0.0.1:29400", "HOROVOD_SIZE": "2", "HOROVOD_START_TIMEOUT": "600"}
+    done = without_loopback(sys.executable, "-c", JOIN, setup=ONLY_IPV6, **variables)
+    assert re.search(ends_with(WorldCode.NO_INTERFACE, "127.0.0.1:29400", "[::1]"), done.stderr)
+
+
+def test_no_proxy_is_asked_for_the_way_to_the_coordinator() -> None:
+    proxies = dict.fromkeys(
+        ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://192.0.2.1:9"
+    )
+    command = [*LAUNCHER, "-np", "2", sys.executable, "-c", JOIN]
+    environ = {name: value for name, value in os.environ.items() if name.lower() != "no_proxy"}
+    done = subprocess.run(command, env={**environ, **proxies}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == JOINED

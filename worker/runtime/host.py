@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from horovod.base.addresses import LOOPBACK_DOWN, loopback_is_down
+from horovod.base.addresses import loopback_is_down, why_loopback_is_down
 from horovod.base.errors import WorldCode, coded
 from horovod.base.processes import process_namespace
 from horovod.base.setting import split_address, split_addresses
@@ -98,7 +98,7 @@ def check_loopback(coordinator: str) -> None:
     found = [address for host in hosts for address in addresses_of(host)]
     if not found or not all(ipaddress.ip_address(one).is_loopback and loopback_is_down(one) for one in found):
         return
-    sentence = f"No process can reach the coordinator at {coordinator}: {LOOPBACK_DOWN}."
+    sentence = f"No process can reach the coordinator at {coordinator}: {why_loopback_is_down(found[0])}."
     raise StartError(coded(WorldCode.NO_INTERFACE, sentence))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from horovod.base.addresses import with_port
 from horovod.base.proofs import NONCE, NONCE_LENGTH, PROOF, coordinator_proof, is_equal
 from horovod.worker.runtime.channel import channel_options, status_of
 from horovod.worker.runtime.tls import is_not_tls, shown_certificate
@@ -51,7 +52,7 @@ def proven_certificate(host: str, port: int, token: str, server_name: str, timeo
     certificate = _certificate(host, port, timeout_s)
     pem = ssl.DER_cert_to_PEM_cert(certificate)
     nonce = secrets.token_hex(NONCE_LENGTH // 2)
-    given = _proof(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", pem, server_name, nonce, timeout_s)
+    given = _proof(with_port(host, port), pem, server_name, nonce, timeout_s)
     if not given:
         raise UnprovenError("gave no proof", is_final=True)
     if not is_equal(given, coordinator_proof(token, certificate, nonce).encode()):

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict
 
+from horovod.base.addresses import loopback_listen
 from horovod.base.run_certificate import SERVER_NAME, UnnamedCertificate, unnamed_certificate
 from horovod.base.setting import split_ports
 from horovod.base.settings import Settings
 from horovod.base.telemetry import Registry, otel, tracing
 from horovod.base.tokens import read_token
 from horovod.coordinator.address import ListenAddress, everywhere
-from horovod.coordinator.config import CoordinatorConfig, Limits
+from horovod.coordinator.config import Limits
 from horovod.coordinator.core.ending import RankEnded
 from horovod.coordinator.in_process import InProcessScheduler
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -57,7 +58,7 @@ class OwnCoordinator:
         self.certificate = ""  # the certificate by which members know the coordinator, in PEM
         self.server_name: str | None = None
         self._made: UnnamedCertificate | None = None
-        listen = CoordinatorConfig.listen if one_node else everywhere(split_ports(settings.ports or ""))
+        listen = loopback_listen() if one_node else everywhere(split_ports(settings.ports or ""))
         limits = Limits(settings.keepalive_timeout_seconds, settings.reattach_grace_seconds)
         here = "" if reached_at is None else _address_of(nics) or reached_at
         try:

@@ -125,7 +125,7 @@ def find_pytorch(environ: Mapping[str, str]) -> Task | None:
     """Rank and size by these variables; None where one is missing."""
     if any(not environ.get(name, "").strip() for name in ("MASTER_ADDR", "MASTER_PORT")):
         return None
-    local = environ["MASTER_ADDR"] == "localhost" or environ["MASTER_ADDR"].startswith("127.")
+    local = environ["MASTER_ADDR"] in ("localhost", "::1") or environ["MASTER_ADDR"].startswith("127.")
     run = tuple(f"{name}={environ[name]}" for name in ("MASTER_ADDR", "MASTER_PORT"))
     size = number(environ, "WORLD_SIZE") if local else None
     return _torch_task(environ, "a launcher that sets RANK and WORLD_SIZE", run, size, name_may_come=True)

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from horovod.base.addresses import loopback_listen, with_port
 from horovod.base.errors import AccessCode, SettingCode, WorldCode, code_of, coded, without_code
 from horovod.base.proofs import MIN_CLUSTER_TOKEN_LENGTH
 from horovod.base.setting import split_ports
@@ -122,7 +123,7 @@ def _meet_on_this_host(task: Task, settings: Settings) -> _Met:
     path = folder() / f"horovod-{hashlib.sha256(chr(0).join(run).encode()).hexdigest()[:32]}"
     if task.rank == 0:
         token = given_token(settings) or secrets.token_urlsafe(32)
-        coordinator = _open("127.0.0.1:0", token)
+        coordinator = _open(loopback_listen(), token)
         try:
             published = publish(path, Meeting(coordinator.address, token, os.getpid()))
         except FileExistsError as error:
@@ -195,11 +196,11 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
         return _meet_by_proof(task, host, port, token, settings)
     if task.rank != 0:
         _await_rank_0(task, host, port, None, time.monotonic() + settings.start_timeout_seconds)
-        return _Met(os.getpid(), f"{host}:{port}", token)
-    coordinator = _open(f"0.0.0.0:{port}", token, _tls(task, own))
+        return _Met(os.getpid(), with_port(host, port), token)
+    coordinator = _open(_everywhere(port), token, _tls(task, own))
     # The certificate is for the name by which the other ranks connect.
     tls = {"tls_server_name": own.server_name or host}
-    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, tls=tls)
+    return _Met(os.getpid(), with_port(_own_address(), port), token, coordinator, tls=tls)
 
 
 def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Settings) -> _Met:
@@ -210,7 +211,7 @@ def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Setti
     if task.rank != 0:
         certificate = _await_rank_0(task, host, port, token, time.monotonic() + settings.start_timeout_seconds)
         _, path = unnamed_file(certificate.encode())
-        return _Met(os.getpid(), f"{host}:{port}", token, tls={"tls_ca": path, "tls_server_name": SERVER_NAME})
+        return _Met(os.getpid(), with_port(host, port), token, tls={"tls_ca": path, "tls_server_name": SERVER_NAME})
     made = unnamed_certificate()
     if made is None:
         raise StartError(
@@ -222,12 +223,12 @@ def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Setti
             )
         )
     try:
-        coordinator = _open(f"0.0.0.0:{port}", token, ServerTls(made.cert, made.key), proves_token=True)
+        coordinator = _open(_everywhere(port), token, ServerTls(made.cert, made.key), proves_token=True)
     except BaseException:
         made.close()
         raise
     tls = {"tls_ca": made.ca, "tls_server_name": SERVER_NAME}
-    return _Met(os.getpid(), f"{_own_address()}:{port}", token, coordinator, certificate=made, tls=tls)
+    return _Met(os.getpid(), with_port(_own_address(), port), token, coordinator, certificate=made, tls=tls)
 
 
 def _tls(task: Task, own: ClientTls) -> ServerTls:
@@ -270,9 +271,9 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
                 raise StartError(
                     coded(
                         WorldCode.INCOMPLETE_WORLD,
-                        f"{_they(task)}, and rank 0 should open a coordinator at {host}:{port}, which can't be reached "
-                        f"({error.strerror or error}). See what rank 0 does and whether that host lets others connect, "
-                        "or give rank 0 more time with HOROVOD_START_TIMEOUT.",
+                        f"{_they(task)}, and rank 0 should open a coordinator at {with_port(host, port)}, which "
+                        f"can't be reached ({error.strerror or error}). See what rank 0 does and whether that host "
+                        "lets others connect, or give rank 0 more time with HOROVOD_START_TIMEOUT.",
                     )
                 ) from error
         time.sleep(_CONNECT_AGAIN_S)
@@ -280,10 +281,10 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
 
 def _who_is_no_rank_0(task: Task, host: str, port: int, error: Exception) -> str:
     return (
-        f"{_they(task)}. What answers at {host}:{port}, where rank 0 should open a coordinator, did not prove that it "
-        f"knows the token of this process: it {error}. The token was not sent. Either the ranks have different tokens "
-        "(HOROVOD_TOKEN, HOROVOD_TOKEN_FILE), or only some have HOROVOD_TLS_CA, or another program listens there, "
-        f"perhaps of another user: on that host `ss -tlnp 'sport = :{port}'` shows which."
+        f"{_they(task)}. What answers at {with_port(host, port)}, where rank 0 should open a coordinator, did not "
+        f"prove that it knows the token of this process: it {error}. The token was not sent. Either the ranks have "
+        "different tokens (HOROVOD_TOKEN, HOROVOD_TOKEN_FILE), or only some have HOROVOD_TLS_CA, or another program "
+        f"listens there, perhaps of another user: on that host `ss -tlnp 'sport = :{port}'` shows which."
     )
 
 
@@ -292,8 +293,13 @@ def _own_address() -> str:
     from horovod.worker.runtime.host import choose_interfaces, interfaces
 
     addresses = [address for interface in choose_interfaces(interfaces()) for address in interface.addresses]
-    address = next((address for address in addresses if ":" not in address), addresses[0])
-    return f"[{address}]" if ":" in address else address
+    return next((address for address in addresses if ":" not in address), addresses[0])
+
+
+def _everywhere(port: int) -> str:
+    from horovod.coordinator.address import every_host
+
+    return with_port(every_host(), port)
 
 
 def _what_is_missing(task: Task) -> str:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from horovod.base.addresses import loopback_host, with_port
 from horovod.base.run_certificate import ADVICE, SERVER_NAME, run_certificate
 from horovod.base.setting import split_ports
 from horovod.base.settings import Settings, resolve
@@ -137,7 +138,7 @@ def run_on_hosts(
         if certificate is not None:
             order |= {"ca": certificate.text(), "server_name": SERVER_NAME}
         tls = ClientTls(certificate.ca, server_name=SERVER_NAME) if certificate else None
-        access = Access([f"127.0.0.1:{port}"], token, tls)
+        access = Access([with_port(loopback_host(), port)], token, tls)
 
         job_name = ""
 
@@ -190,12 +191,8 @@ def _addresses(settings: Settings, port: int) -> list[str]:
     wanted = settings.network_interfaces
     here = [one for one in interfaces() if one.is_loopback]
     outside = choose_interfaces(interfaces(), wanted) if wanted else choose_interfaces(interfaces())
-    return [_with_port(address, port) for address in _unique([*outside, *here])]
+    return [with_port(address, port) for address in _unique([*outside, *here])]
 
 
 def _unique(found: Iterable[Any]) -> list[str]:
     return list(dict.fromkeys(address for one in found for address in one.addresses))
-
-
-def _with_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
