@@ -35,8 +35,8 @@ def make(folder: Path, hosts: Sequence[str], days: int) -> str:
     there = [file.name for name in (AUTHORITY, COORDINATOR, CLIENT) for file in _files(folder, name) if file.exists()]
     if there:
         sentence = (
-            f"{folder} holds {', '.join(there)} already, and nothing is overwritten. Renew what the authority there "
-            "has signed with --renew, or name another folder."
+            f"{folder} holds {', '.join(there)} already, and nothing is overwritten. Use --renew to renew the "
+            "certificates there, or name another folder."
         )
         raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence))
     with _sentences(folder):
@@ -65,7 +65,7 @@ def renew(folder: Path, hosts: Sequence[str], days: int) -> str:
     with _sentences(folder):
         for name, pair in _leaves(authority, names, days).items():
             _write(folder, name, pair)
-    return f"Renewed coordinator.pem and client.pem in {folder}, for {days} days. Copy them to where they are used."
+    return f"Renewed coordinator.pem and client.pem in {folder}, for {days} days. Copy them to the hosts that use them."
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ def _sentences(folder: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         sentence = (
-            f"{error.filename} is not there; without --renew `horovodrun certs {folder} --hosts NAMES` makes all anew."
+            f"{error.filename} does not exist. Without --renew, `horovodrun certs {folder} --hosts NAMES` "
+            "makes all files."
         )
         raise ValueError(coded(LaunchCode.CERTIFICATE_FILES, sentence)) from error
     except OSError as error:
@@ -233,8 +234,8 @@ def _check(days: int) -> None:
         import cryptography  # noqa: F401 - only whether it is there
     except ImportError as error:
         sentence = (
-            "Certificates are made by the package cryptography, which is not installed: pip install 'horovod[tls]'. "
-            "Certificates of any other authority do as well."
+            "Making certificates needs the package cryptography, which is not installed: pip install "
+            "'horovod[tls]'. You can also use certificates of any other authority."
         )
         raise RuntimeError(coded(LaunchCode.MISSING_PROGRAM, sentence)) from error
 

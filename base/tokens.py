@@ -154,8 +154,8 @@ def is_own_folder(path: Path) -> bool:
 
 def _of_others(path: Path, why: str) -> OSError:
     sentence = (
-        f"Can't keep private files in {str(path)!r}: {why}, so it may have been put there by another user, who could "
-        "change what is in it. Remove it, or choose a folder of your own (an agent: --state-dir, or set HOME)."
+        f"Can't keep private files in {str(path)!r}: {why}, so another user may have made it and could change "
+        "its contents. Remove it, or choose another folder (for an agent with --state-dir or HOME)."
     )
     return OSError(errno.EPERM, coded(AccessCode.NOT_PRIVATE, sentence))
 

@@ -65,7 +65,7 @@ RUN = "run:\n  - distributed: python train.py\n"
         (
             "workers: 1\nrun:\n  - python train.py\n",
             [
-                ", line 2: no line is distributed: write the one that trains as `- distributed: python train.py`.",
+                ", line 2: no line is distributed: write the line that trains as `- distributed: python train.py`.",
             ],
         ),
         (f"workers: 1\nenv:\n  A-B: 1\n{RUN}", [", line 3: 'A-B' is no name of an environment variable."]),

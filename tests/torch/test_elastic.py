@@ -320,7 +320,7 @@ class Rejoining(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if "lost before the next world stood" in message:
+        if "lost while the next world formed" in message:
             self._told = False
         elif "Waiting for the world" in message and not self._told:
             self._told = True

@@ -198,9 +198,9 @@ def _not_of_all(name: str, of_ranks: Sequence[dict[str, float]]) -> str:
     lack = [rank for rank, metrics in enumerate(of_ranks) if name not in metrics]
     return coded(
         TrainingCode.DIFFERENT_METRICS,
-        f"MetricAverageCallback can't average {name!r}: {ranks_in_words(have)} had that metric at the end of the "
-        f"epoch, and {ranks_in_words(lack)} had not. Give all ranks the same metrics, and validation data where one "
-        "has some: each its share, or the same.",
+        f"MetricAverageCallback can't average {name!r}: {ranks_in_words(have)} had that metric at the end of "
+        f"the epoch, and {ranks_in_words(lack)} had not. Give all ranks the same metrics. If one rank has "
+        "validation data, give validation data to all of them.",
     )
 
 
@@ -410,7 +410,7 @@ class BestModel:
             raise ValueError(
                 coded(
                     TrainingCode.INVALID_ARGUMENT,
-                    "BestModelCheckpoint does not know where to save to. Set its attribute `filepath` first.",
+                    "BestModelCheckpoint has no path to save to. Set its attribute `filepath` first.",
                 )
             )
         state = progress_of(self.model).state  # type: ignore[attr-defined]

@@ -234,8 +234,9 @@ class UpdateBatchStateCallback(_OfBatches):
         self._ends_epoch = False
         if self.state.batch and not self._steps:
             log.warning(
-                "The epoch that was interrupted after batch %d begins anew, because Keras does not know how many "
-                "batches it has. Give fit() steps_per_epoch, or a data set of known size.",
+                "The epoch that was interrupted after batch %d starts again from its first batch, because "
+                "Keras does not know how many batches it has. Give fit() steps_per_epoch, or a data set of "
+                "known size.",
                 self.state.batch,
             )
             self.state.batch = 0

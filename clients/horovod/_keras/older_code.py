@@ -53,7 +53,7 @@ def older_file(keras: Any, filepath: Any) -> str:
     path = Path(filepath)
     if path.suffix in _H5 and path.exists():
         return (
-            "Keras 3 reads only a part of what such files say of losses and metrics. Pass those that it names, as in "
+            "Keras 3 can't read some losses and metrics from such files. Pass the ones that the error names, as in "
             'custom_objects={"mse": keras.losses.MeanSquaredError()}.'
         )
     if (path / "saved_model.pb").exists():

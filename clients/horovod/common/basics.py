@@ -187,7 +187,7 @@ def join_again() -> None:
         try:
             init(**_last_init)
         except MemberLostError as error:
-            log.warning("A member was lost before the next world stood; joining again. %s", without_code(error))
+            log.warning("A process was lost while the next world formed; joining again. %s", without_code(error))
 
 
 def _ranks(comm: object) -> list[int]:

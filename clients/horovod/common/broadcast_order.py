@@ -76,10 +76,10 @@ def check_lines(function: str, lines: Mapping[int, Line]) -> None:
                 raise ValueError(
                     coded(
                         TrainingCode.DIFFERENT_ORDER,
-                        f"{function}: the ranks broadcast several models whose parameters have equal names, and not in "
-                        f"the same order, so that some have the values of another model now. Rank {rank} is at "
-                        f"{mine.place}, where rank {other} has been before, and rank {other} is at {its.place}. "
-                        "Broadcast the models in the same order on all ranks.",
+                        f"{function}: the ranks broadcast several models with equal parameter names in "
+                        f"different orders, so some ranks now have the values of another model. Rank {rank} is "
+                        f"at {mine.place}, which rank {other} has passed already; rank {other} is at "
+                        f"{its.place}. Broadcast the models in the same order on all ranks.",
                     )
                 )
 

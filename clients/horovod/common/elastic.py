@@ -116,8 +116,8 @@ class State:
         # Rank 0's queue decides. Others may have been told earlier or later, and all must leave the world together.
         if self._rank() == 0 and not self._host_messages.await_announced(AWAITED_SECONDS):
             log.warning(
-                "Hosts were announced, and the script has looked at that, but their processes have not joined within "
-                "%g s. Training goes on, and takes them in when they come.",
+                "New hosts were announced and the script checked for them, but their processes have not "
+                "joined within %g s. Training continues, and they may still join later.",
                 AWAITED_SECONDS,
             )
         updated, update_res = self._bcast_object(self._latest_update())
@@ -241,8 +241,9 @@ class ObjectState(State):
         for path, one in copied.found.items():
             if id(one) not in known:
                 log.warning(
-                    "%s keeps a copy of %s, a %s, and not the one that the script trains, because what holds it is "
-                    "copied in a way of its own (__deepcopy__ or __getstate__). Give the state the %s by a name.",
+                    "%s keeps a copy of %s, a %s, instead of the object that the script trains, because the "
+                    "object that holds it defines its own copying (__deepcopy__ or __getstate__). Pass the %s "
+                    "to the state as a named argument.",
                     *(name, path, type(one).__name__, type(one).__name__),
                 )
 
@@ -260,9 +261,9 @@ class ObjectState(State):
                 self._left_out.remove(reference)
             if remembers and self._rank() == 0:
                 log.warning(
-                    "%s keeps weights that an optimizer trains, but not what the optimizer, a %s, remembers (%s). "
-                    "Ranks that come later would begin without this, and train apart from the others. Give the "
-                    "optimizer to the state as well: %s(..., optimizer=optimizer).",
+                    "%s keeps weights that an optimizer trains, but not the state of that optimizer, a %s "
+                    "(%s). Ranks that join later would start without this state, and their weights would "
+                    "diverge. Pass the optimizer to the state too: %s(..., optimizer=optimizer).",
                     *(type(self).__name__, type(optimizer).__name__, ", ".join(remembers), type(self).__name__),
                 )
 
@@ -334,9 +335,9 @@ class ObjectState(State):
         for path, rank in sorted(lacking.items()):
             if theirs[path] == OPTIMIZER:
                 sentence = (
-                    f"The elastic state of rank {self._source} has an optimizer at {path}, but that of rank {rank} "
-                    "has none there, and an optimizer can't be sent without its parameters. Make it before training "
-                    "begins, on all ranks, and give it to the state."
+                    f"The elastic state of rank {self._source} has an optimizer at {path}, but that of rank "
+                    f"{rank} has none, and an optimizer can't be sent without its parameters. Make the "
+                    "optimizer on all ranks before training begins, and pass it to the state."
                 )
                 raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
         own = parts.objects()
@@ -368,9 +369,9 @@ class ObjectState(State):
                     raise ValueError(
                         coded(
                             TrainingCode.UNCOPYABLE_STATE,
-                            f"{type(self).__name__} can't save its attribute {name!r}, a {type(value).__name__} "
-                            f"({type(error).__name__}: {error}). Keep what can be copied in it, for example a "
-                            "state_dict.",
+                            f"{type(self).__name__} can't save its attribute {name!r}, a "
+                            f"{type(value).__name__} ({type(error).__name__}: {error}). Keep something that "
+                            "can be copied in it, for example a state_dict.",
                         )
                     ) from error
         return copies
@@ -646,8 +647,8 @@ class _VainRounds:
         if self._count < VAIN_ROUNDS:
             return False
         log.error(
-            "%d rounds in a row ended with an error of the script and without a commit, so training ends with the last "
-            "one. Correct what the error says; hvd.elastic.run goes on only after the loss of ranks.",
+            "%d attempts in a row ended with an error of the script and without a commit, so training ends "
+            "with the last error. Correct its cause. hvd.elastic.run only retries after the loss of ranks.",
             self._count,
         )
         return True
@@ -689,8 +690,8 @@ def _rounds(
             if not departure.explains_error():
                 raise
             log.warning(
-                "After SIGTERM the training function raised %s: %s. If the signal has also ended a process that this "
-                "one needs, such as a worker of a DataLoader, it can't go on to the next commit.",
+                "After SIGTERM the training function raised %s: %s. If the signal also ended a process that "
+                "this one needs, such as a DataLoader worker, training can't continue to the next commit.",
                 type(error).__name__,
                 error,
             )

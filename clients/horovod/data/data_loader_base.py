@@ -66,7 +66,7 @@ class AsyncDataLoaderMixin:
         if not is_number or async_loader_queue_size < 0:
             said = f"async_loader_queue_size must be a number from 0 on, not {async_loader_queue_size!r}."
             if not is_number:
-                said += " It is the first argument: give those of the loader by name."
+                said += " It is the first argument, so pass the loader's own arguments by name."
             raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, said))
         self.async_loader_queue_size = async_loader_queue_size
         self.debug_data_loader = debug_data_loader

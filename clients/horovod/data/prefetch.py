@@ -77,8 +77,8 @@ class Prefetch:
             raise RuntimeError(
                 coded(
                     TrainingCode.FORKED_ITERATION,
-                    "An iteration over an asynchronous data loader can't go on in a forked child: the thread that "
-                    "makes its batches exists in the parent only. Iterate anew.",
+                    "A forked child can't continue its parent's iteration over an asynchronous data loader: "
+                    "the thread that makes the batches exists only in the parent. Start a new iteration.",
                 )
             )
         with self._changed:

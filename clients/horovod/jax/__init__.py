@@ -20,8 +20,8 @@ except ModuleNotFoundError as error:
     ) from error
 except ImportError as error:
     raise ImportError(
-        f"horovod.jax needs a newer JAX than the one that is installed ({error}). Install it with: "
-        "pip install --upgrade 'horovod[jax]'"
+        f"horovod.jax needs a newer JAX than the installed one ({error}). Install it with: pip install "
+        "--upgrade 'horovod[jax]'"
     ) from error
 
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)

@@ -143,7 +143,7 @@ def refusal(tensor: Any, operation: str = "", name: str | None = None, path: str
         sentence = "None is no array. Leave it out of the tree, or put an array there."
         return ValueError(coded(OperationCode.NOT_A_TENSOR, sentence + given))
     if not isinstance(tensor, jax.Array):
-        sentence = f"A jax.Array, or what jax.numpy.asarray takes, is required, not {type(tensor).__name__}."
+        sentence = f"A jax.Array, or a value that jax.numpy.asarray accepts, is required, not {type(tensor).__name__}."
         return ValueError(coded(OperationCode.NOT_A_TENSOR, sentence + given))
     if tensor.dtype not in DTYPE_CODES:
         advice = " Send its .real and .imag." if jnp.issubdtype(tensor.dtype, jnp.complexfloating) else ""
@@ -156,7 +156,7 @@ def _where(operation: str, name: str | None, path: str) -> str:
     """What was given where, as a sentence."""
     called = operation if name is None else f"{operation}.{name}"
     if path:
-        return f" It is the leaf {path} of what was given to {called}."
+        return f" It is the leaf {path} of the argument of {called}."
     return "" if name is None else f" It was given as '{called}'."
 
 

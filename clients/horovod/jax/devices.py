@@ -46,7 +46,7 @@ def cpu() -> jax.Device:
         raise ValueError(
             coded(
                 OperationCode.UNSUPPORTED_DEVICE,
-                f"This call goes through the host's memory, and JAX has no CPU here ({error}). Let JAX_PLATFORMS name "
-                "it as well, behind the GPU's platform: JAX_PLATFORMS=cuda,cpu.",
+                f"This call goes through the host's memory, and JAX has no CPU here ({error}). Add it to "
+                "JAX_PLATFORMS after the GPU's platform: JAX_PLATFORMS=cuda,cpu.",
             )
         ) from error

@@ -310,7 +310,7 @@ def _refused(ctx: Any, *tensors: Any, call: Call) -> Any:
     raise NotImplementedError(
         coded(
             OperationCode.UNSUPPORTED_DEVICE,
-            f"{call.operation}: this version runs in what JAX compiles for CPUs and for GPUs with CUDA. Compile the "
+            f"{call.operation}: this version works only in functions compiled for CPUs or for CUDA. Compile the "
             'function for a CPU: with jax.default_device(jax.devices("cpu")[0]).',
         )
     )

@@ -114,9 +114,10 @@ def _environment(args: argparse.Namespace) -> dict[str, str]:
         task = task_of(settings, environ)
     if task is not None and task.rank == 0:
         say(
-            f"This is one of {task.size} processes that {task.launcher} started, and each starts a job of its own. For "
-            f"one job start horovodrun without {task.launcher}, or the program by {task.launcher} without horovodrun; "
-            "HOROVOD_CLUSTER=none says that it is meant so."
+            f"This is one of {task.size} processes that {task.launcher} started, and each of them would start "
+            f"its own job. For one job, start horovodrun without {task.launcher}, or start the program by "
+            f"{task.launcher} without horovodrun. If you want one job in each process, set "
+            "HOROVOD_CLUSTER=none."
         )
     return environ
 

@@ -154,7 +154,7 @@ def run(
     finally:
         for error in refused[:1]:
             warnings.warn(
-                f"horovod.run: what ranks print could not be written ({error.strerror}).", RuntimeWarning, stacklevel=2
+                f"horovod.run: the ranks' output could not be written ({error.strerror}).", RuntimeWarning, stacklevel=2
             )
 
 

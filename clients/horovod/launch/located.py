@@ -49,8 +49,8 @@ def load(text: str, name: str) -> Located:
                 raise LineError([f"{name} is empty."])
             if expanded(node, {}) > MAX_EXPANDED:
                 sentence = (
-                    f"{name} names values again so often (`*alias`) that it would come to more than "
-                    f"{MAX_EXPANDED >> 20} MiB. Write out what is needed."
+                    f"{name} repeats values by `*alias` so often that it would expand to more than "
+                    f"{MAX_EXPANDED >> 20} MiB. Write the values out."
                 )
                 raise LineError([sentence])
             return _Reader(loader, name).read(node)

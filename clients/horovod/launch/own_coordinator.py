@@ -30,8 +30,8 @@ from horovod.worker.runtime.host import choose_interfaces, interfaces
 
 _SHORTEST = 4  # digits of a host's id that follow its name
 _ADVICE = (
-    "Install the program openssl or the package cryptography where the driver runs: each job then has a "
-    "certificate of its own."
+    "Install the program openssl or the package cryptography on the driver's host: each job then gets its own "
+    "certificate."
 )
 
 

@@ -231,8 +231,8 @@ def value_of(rank: int, result: Result) -> Any:
         return pickle.loads(result.value)  # noqa: S301
     except Exception as error:
         sentence = (
-            f"What rank {rank} returned can't be read here ({type(error).__name__}: {error}). Its type must be of a "
-            "module that the caller has too, in the same version."
+            f"The return value of rank {rank} can't be unpickled here ({type(error).__name__}: {error}). Its "
+            "type must come from a module that the caller has too, in the same version."
         )
         raise RuntimeError(coded(LaunchCode.RANK_FAILED, sentence)) from error
 
@@ -325,8 +325,8 @@ def _last_world() -> tuple[int, int]:
 def _of_another_python(of_caller: tuple[int, int]) -> str:
     theirs, ours = (".".join(map(str, version)) for version in (of_caller, PYTHON))
     sentence = (
-        f"The function comes from Python {theirs}, and this process is Python {ours} ({sys.executable}). Functions "
-        f"travel as bytecode, which differs between versions: let the interpreter of the ranks be Python {theirs}."
+        f"The function comes from Python {theirs}, and this process is Python {ours} ({sys.executable}). "
+        f"Functions are sent as bytecode, which differs between versions: run the ranks with Python {theirs}."
     )
     return coded(LaunchCode.HOST_INSTALLATION, sentence)
 

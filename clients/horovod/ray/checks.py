@@ -51,8 +51,8 @@ def check_gpus(use_gpu: bool, gpus_per_worker: Any) -> None:
         raise conflict("gpus_per_worker is given, but use_gpu is False: use_gpu=True gives workers GPUs.")
     if isinstance(gpus_per_worker, float) and 0 < gpus_per_worker < 1:
         raise _invalid(
-            f"gpus_per_worker must be at least 1, not {gpus_per_worker:g}: NCCL refuses ranks that share a GPU. Let "
-            "one worker do the work of those that would share it, with a larger batch."
+            f"gpus_per_worker must be at least 1, not {gpus_per_worker:g}: NCCL refuses ranks that share a "
+            "GPU. Use one worker per GPU, with a larger batch."
         )
     if isinstance(gpus_per_worker, bool) or not isinstance(gpus_per_worker, int) or gpus_per_worker < 1:
         raise _invalid(f"gpus_per_worker must be at least 1, and an integer, not {gpus_per_worker!r}.")

@@ -152,9 +152,7 @@ class RayExecutor:
             sentence = "Both `num_workers` and `num_hosts` provided: give one of them."
             raise AssertionError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
         if min_workers is not None and num_hosts is not None:
-            raise conflict(
-                "Both `min_workers` and `num_hosts` provided: an elastic job has workers where there is room."
-            )
+            raise conflict("Both `min_workers` and `num_hosts` provided: in an elastic job Ray chooses the hosts.")
         if num_workers is None and num_hosts is None and min_workers is None:
             raise conflict("Neither `num_workers`, `num_hosts` nor `min_workers` provided: give one of them.")
         check_cpus(cpus_per_worker, use_gpu)

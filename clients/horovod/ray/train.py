@@ -171,10 +171,10 @@ def _check_datasets(worker_group: Any) -> None:
         raise ValueError(
             coded(
                 LaunchCode.CONFLICTING_OPTIONS,
-                "Ray deals the shards of datasets= to all workers at once, so a worker that replaces another one would "
-                "get none, as HorovodConfig(min_workers=) wants it. Leave min_workers out, so that Ray starts the "
-                "whole group again and deals anew, or read the data by other means, such as "
-                "horovod.data.ParquetReader.",
+                "Ray deals the shards of datasets= to all workers at once, so a worker that replaces another "
+                "one, as HorovodConfig(min_workers=) allows, would get no shard. Leave min_workers out, so "
+                "that Ray restarts the whole group and deals the shards again, or read the data by other "
+                "means, such as horovod.data.ParquetReader.",
             )
         )
 

@@ -106,7 +106,7 @@ def _torch_task(
         run=run,
         first_host=environ.get("MASTER_ADDR", "").strip() or None,
         variable_option="export them on each host",
-        meeting_advice="set HOROVOD_TOKEN on each host to the same text, such as what `openssl rand -hex 32` prints",
+        meeting_advice="set HOROVOD_TOKEN on each host to the same text, such as the output of `openssl rand -hex 32`",
         name_may_come=name_may_come,
         ports=range(master + TORCHRUN_PORTS.start, master + TORCHRUN_PORTS.stop)
         if above
@@ -294,8 +294,8 @@ def find_pbs(environ: Mapping[str, str]) -> Task | None:
         raise ValueError(
             coded(
                 SettingCode.LAUNCHER_VARIABLES,
-                f"This process was started by pbsdsh on host number {node} of a PBS job, where "
-                f"{file or 'PBS_NODEFILE'}, which tells how many there are, can't be read. {_PBS_COPY} "
+                f"This process was started by pbsdsh on host number {node} of a PBS job, but "
+                f"{file or 'PBS_NODEFILE'}, the list of hosts, can't be read there. {_PBS_COPY} "
                 "HOROVOD_CLUSTER=none lets processes train alone.",
             )
         ) from error

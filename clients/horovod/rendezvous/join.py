@@ -150,8 +150,9 @@ def _meet_on_this_host(task: Task, settings: Settings) -> _Met:
             raise StartError(
                 coded(
                     WorldCode.INCOMPLETE_WORLD,
-                    f"{_they(task)}, but rank 0 did not call hvd.init() within {settings.start_timeout_seconds:g} s of "
-                    f"rank {task.rank}. See what rank 0 does, or give it more time with HOROVOD_START_TIMEOUT.",
+                    f"{_they(task)}, but rank 0 did not call hvd.init() within "
+                    f"{settings.start_timeout_seconds:g} s of rank {task.rank}. Check what rank 0 does, or "
+                    "give it more time with HOROVOD_START_TIMEOUT.",
                 )
             )
         time.sleep(_LOOK_S)
@@ -272,8 +273,9 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
                     coded(
                         WorldCode.INCOMPLETE_WORLD,
                         f"{_they(task)}, and rank 0 should open a coordinator at {with_port(host, port)}, which "
-                        f"can't be reached ({error.strerror or error}). See what rank 0 does and whether that host "
-                        "lets others connect, or give rank 0 more time with HOROVOD_START_TIMEOUT.",
+                        f"can't be reached ({error.strerror or error}). Check what rank 0 does and whether its "
+                        "host accepts connections from others, or give rank 0 more time with "
+                        "HOROVOD_START_TIMEOUT.",
                     )
                 ) from error
         time.sleep(_CONNECT_AGAIN_S)
@@ -281,10 +283,11 @@ def _await_rank_0(task: Task, host: str, port: int, token: str | None, deadline:
 
 def _who_is_no_rank_0(task: Task, host: str, port: int, error: Exception) -> str:
     return (
-        f"{_they(task)}. What answers at {with_port(host, port)}, where rank 0 should open a coordinator, did not "
-        f"prove that it knows the token of this process: it {error}. The token was not sent. Either the ranks have "
-        "different tokens (HOROVOD_TOKEN, HOROVOD_TOKEN_FILE), or only some have HOROVOD_TLS_CA, or another program "
-        f"listens there, perhaps of another user: on that host `ss -tlnp 'sport = :{port}'` shows which."
+        f"{_they(task)}. The process that answers at {with_port(host, port)}, where rank 0 should run a "
+        f"coordinator, did not prove that it knows the token of this process: it {error}. The token was not sent. "
+        "Either the ranks have different tokens (HOROVOD_TOKEN, HOROVOD_TOKEN_FILE), or only some have "
+        "HOROVOD_TLS_CA, or another program listens there, perhaps of another user: on that host `ss -tlnp "
+        f"'sport = :{port}'` shows which."
     )
 
 

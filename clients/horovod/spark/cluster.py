@@ -90,7 +90,7 @@ def _remedy(wanted: int, what: str, slots: Slots) -> str:
         return f"{fewer} Spark more cores: {wanted * slots.cpus_per_task} in the master, as local[N] has them."
     return (
         f"{fewer} the application more: spark.executor.instances, spark.executor.cores (spark.cores.max on a "
-        "standalone cluster, spark.dynamicAllocation.maxExecutors where executors come on demand)."
+        "standalone cluster, spark.dynamicAllocation.maxExecutors if executors are allocated on demand)."
     )
 
 

@@ -181,8 +181,8 @@ def of_spark(text: str) -> str:
         return coded(LaunchCode.TOO_FEW_RESOURCES, sentence)
     if "SPARK-24942" in text:
         sentence = (
-            "Under Spark Connect the tasks of a run are a barrier stage, and Spark has none with dynamic allocation. "
-            "Set spark.dynamicAllocation.enabled to false where the server is started."
+            "Under Spark Connect the tasks of a run form a barrier stage, which Spark does not support with "
+            "dynamic allocation. Start the server with spark.dynamicAllocation.enabled=false."
         )
         return coded(LaunchCode.UNSUPPORTED_OPTION, sentence)
     return coded(LaunchCode.RANK_FAILED, f"The Spark job of this run failed: {_first_line(text)}")

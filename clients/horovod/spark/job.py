@@ -114,10 +114,10 @@ def run_request(request: Request, cluster: Cluster) -> list[Any]:
         except KeyboardInterrupt:
             job.interrupt()
     if refused:
-        sentence = f"horovod.spark: what ranks print could not be written ({refused[0].strerror})."
+        sentence = f"horovod.spark: the ranks' output could not be written ({refused[0].strerror})."
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     elif job.has_lost_output:
-        sentence = f"horovod.spark: some of what ranks print was not yet written {LAST_OUTPUT_S:g} s after their end."
+        sentence = f"horovod.spark: some of the ranks' output was not yet written {LAST_OUTPUT_S:g} s after they ended."
         warnings.warn(sentence, RuntimeWarning, stacklevel=3)
     return job.result()
 
@@ -266,9 +266,9 @@ class Job:
         needed = request.size if request.elastic is None else request.elastic.fewest
         if not self._wait_for_tasks(begun, needed):
             sentence = (
-                f"{BEGINNING} Please check that you have enough resources to run all processes: each is one task of "
-                f"Spark, of spark.task.cpus cores. {self._there(needed, request.start_timeout_s)} Where executors come "
-                "on demand, give a longer start_timeout."
+                f"{BEGINNING} Please check that you have enough resources to run all processes: each is one "
+                f"task of Spark, of spark.task.cpus cores. {self._there(needed, request.start_timeout_s)} If "
+                "executors are allocated on demand, pass a longer start_timeout."
             )
             raise TimeoutException(coded(LaunchCode.TOO_FEW_RESOURCES, sentence))
         if request.elastic is None:

@@ -155,8 +155,9 @@ class AdasumOptimizer(WrappedOptimizer):
             raise AssertionError(
                 coded(
                     TrainingCode.ADASUM_OVERLAP,
-                    "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(), which "
-                    f"GradScaler skips where gradients are infinite; but the step has begun. {REMEDY}",
+                    "optimizer.zero_grad() was called after loss.backward() and before optimizer.step(). "
+                    "GradScaler skips step() if gradients are infinite, but this step has begun already. "
+                    f"{REMEDY}",
                 )
             )
         if self._hvd_steps is not None:

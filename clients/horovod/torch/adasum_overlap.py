@@ -72,9 +72,9 @@ def check_one_by_one(optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             coded(
                 TrainingCode.UNSUPPORTED_OPTIMIZER,
-                f"HOROVOD_ADASUM_OVERLAP takes the step of each parameter by itself, and of "
-                f"{kind.__module__}.{kind.__qualname__} it is not known that such steps are those of step(). Unset it, "
-                f"or use one of {', '.join(known.__name__ for known in _ONE_BY_ONE)} of torch.optim.",
+                "HOROVOD_ADASUM_OVERLAP takes the step of each parameter separately, which may differ from a "
+                f"whole step() of {kind.__module__}.{kind.__qualname__}. Unset it, or use one of "
+                f"{', '.join(known.__name__ for known in _ONE_BY_ONE)} of torch.optim.",
             )
         )
 

@@ -50,9 +50,9 @@ def warn_of_wrong_devices(named: Iterable[tuple[str, torch.Tensor]]) -> None:
         if len(names) > _NAMED:
             which += f" and {len(names) - _NAMED} more"
         warnings.warn(
-            f"hvd.DistributedOptimizer: {len(names)} of {len(trained)} parameters are on device {device} ({which}), "
-            f"where their gradients can't be reduced. A tensor there is on {device}, {device_obstacle(device)} "
-            "Make the optimizer when the model is on its device.",
+            f"hvd.DistributedOptimizer: {len(names)} of {len(trained)} parameters are on device {device} "
+            f"({which}), on which their gradients can't be reduced. A tensor there is on {device}, "
+            f"{device_obstacle(device)} Make the optimizer after you have moved the model to its device.",
             stacklevel=3,
         )
 
@@ -86,8 +86,8 @@ def unnamed_parameters(optimizer: torch.optim.Optimizer, named: Sequence[tuple[s
     sentence = f"named_parameters has no names for {'; '.join(unnamed[:3])}{more}."
     if not named:
         return (
-            f"{sentence} It is empty: model.named_parameters() is a generator, which gives its pairs once, so it was "
-            "used up before if it was kept in a variable. Call model.named_parameters() anew, or keep "
+            f"{sentence} It is empty: model.named_parameters() is a generator, which can be read only once. If "
+            "it was kept in a variable, it is used up. Call model.named_parameters() again, or keep "
             "list(model.named_parameters())."
         )
     return f"{sentence} Pass the named_parameters() of the model, or of all models, whose parameters the optimizer has."

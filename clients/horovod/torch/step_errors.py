@@ -44,10 +44,10 @@ def sentence(step: int, reports: Mapping[int, Report], parameters: int) -> str:
 def dropped(step: int) -> str:
     """All ranks have cleared the averages that a step was to be taken with. step: counted from 1."""
     return (
-        "optimizer.step() was called after optimizer.zero_grad() had cleared the averages that loss.backward() left, "
-        "and no gradient has been made since, so there is nothing to take the step with. Call optimizer.zero_grad() "
-        "before loss.backward() or after optimizer.step(), and leave out step() where a step is skipped. "
-        f"This was step {step} of this optimizer. No rank has taken the step."
+        "optimizer.step() was called after optimizer.zero_grad() had cleared the averages of loss.backward(), "
+        "and no gradient has been computed since, so the step has no gradients. Call optimizer.zero_grad() "
+        "before loss.backward() or after optimizer.step(), and don't call step() if you skip a step. This was "
+        f"step {step} of this optimizer. No rank has taken the step."
     )
 
 
@@ -55,9 +55,9 @@ def parted(step: int) -> str:
     """Some ranks have cleared the last averages, and others took a step with them. step: counted from 1."""
     return (
         "Some ranks have taken a step with the last averages, and others have cleared them without one (by "
-        "optimizer.zero_grad() between loss.backward() and optimizer.step(), or since a guard skipped the step), so "
-        "the ranks' weights differ. Skip a step on all ranks or on none: decide by the averages, or by what "
-        f"hvd.allreduce says. This rank's next step is its step {step}."
+        "optimizer.zero_grad() between loss.backward() and optimizer.step(), or since a guard skipped the "
+        "step), so the ranks' weights differ. Skip a step on all ranks or on none: decide by the averages, or "
+        f"by a result of hvd.allreduce. This rank's next step is its step {step}."
     )
 
 

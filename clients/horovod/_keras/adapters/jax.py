@@ -119,8 +119,8 @@ class Aggregation:
         raise NotImplementedError(
             coded(
                 TrainingCode.INVALID_ARGUMENT,
-                "backward_passes_per_step is not supported where Keras runs on JAX. Use "
-                f"gradient_accumulation_steps={passes} of the optimizer itself.",
+                "backward_passes_per_step is not supported if Keras runs on JAX. Pass "
+                f"gradient_accumulation_steps={passes} to the optimizer instead.",
             )
         )
 

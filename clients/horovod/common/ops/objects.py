@@ -184,7 +184,8 @@ def _pickled(obj: Any, function: str, kept: Sequence[Any] = ()) -> tuple[bytes, 
         world = current().world
         sentence = (
             f"{function}: rank {world.rank} can't pickle its object, a {type(obj).__name__} "
-            f"({type(error).__name__}: {without_code(error)}). Send what can be pickled, for example a state_dict."
+            f"({type(error).__name__}: {without_code(error)}). Send something that can be pickled, for example "
+            "a state_dict."
         )
         return cloudpickle.dumps(_Failed(coded(OperationCode.UNPICKLABLE, sentence))), error
 

@@ -177,7 +177,10 @@ def _on_file_system(
     """The file system and the paths on it; a URL names its file system."""
     if filesystem is not None:
         if storage_options:
-            said = "storage_options are for a file system that a URL names; the one that is given has its own."
+            said = (
+                "storage_options configure a file system that a URL names. Here a file system object is given, "
+                "which has its own options."
+            )
             raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, said))
         return filesystem, [filesystem._strip_protocol(path) for path in paths]
     try:

@@ -298,7 +298,7 @@ RULES: Final = (
         "checkpoint files",
         checkpoints,
         "Keras 3's ModelCheckpoint raises ValueError for this file name",
-        "end it with .keras, or with .weights.h5 where save_weights_only=True",
+        "end it with .keras, or with .weights.h5 if save_weights_only=True",
         _keras_3,
     ),
     Rule(
@@ -358,7 +358,7 @@ RULES: Final = (
         "callback arguments",
         given(_KERAS + r"callbacks\.(TensorBoard|ModelCheckpoint)", "write_grads", "batch_size", "period"),
         "Keras 3's callback raises TypeError for this argument",
-        "leave it out; save_freq= stands for period=",
+        "leave it out; use save_freq= instead of period=",
         _keras_3,
     ),
     Rule(
@@ -417,8 +417,8 @@ RULES: Final = (
     Rule(
         "spawned workers",
         spawned,
-        "each worker that is spawned runs hvd.init() of this module anew, which is refused",
-        'put what the script does, hvd.init() too, under `if __name__ == "__main__":`',
+        "each spawned worker runs this module's hvd.init() again, which is refused",
+        'put the code of the script, hvd.init() too, under `if __name__ == "__main__":`',
     ),
     Rule(
         "process groups",

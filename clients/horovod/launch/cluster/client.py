@@ -212,15 +212,17 @@ class ClusterClient:
             limit_s = self._follow_s if self._has_answered else self._patience_s
             if silent_s > limit_s:
                 sentence = (
-                    f"No coordinator answers at {self._addresses} since {limit_s:g} s. The job "
-                    f"goes on without this launcher: `horovodrun logs -f {request.job}` shows more when one is there."
+                    f"No coordinator has answered at {self._addresses} for {limit_s:g} s. The job continues "
+                    f"without this launcher. `horovodrun logs -f {request.job}` shows its output when a "
+                    "coordinator is back."
                 )
                 raise ClusterError(coded(ClusterCode.CLUSTER_SILENT, sentence))
             if self._has_answered and silent_s >= self._told_s and not has_told:
                 has_told = True
                 note(
-                    f"no coordinator answers at {self._addresses} since {self._told_s:g} s. The job goes on as far as "
-                    f"it can without one. This launcher waits up to {limit_s:g} s for one that tells how the job ends."
+                    f"no coordinator has answered at {self._addresses} for {self._told_s:g} s. The job "
+                    f"continues as far as it can without one. This launcher waits up to {limit_s:g} s for a "
+                    "coordinator that reports how the job ends."
                 )
             await asyncio.sleep(_RETRY_S)
 

@@ -59,8 +59,8 @@ def _content(text: str, where: str) -> Any:
         node = loader.get_single_node()
         if node is not None and expanded(node, {}) > MAX_EXPANDED:
             raise _wrong(
-                f"{where} names values again so often (`*alias`, `<<: *alias`) that it would come to more than "
-                f"{MAX_EXPANDED >> 20} MiB. Write out what is needed."
+                f"{where} repeats values by `*alias` or `<<: *alias` so often that it would expand to more "
+                f"than {MAX_EXPANDED >> 20} MiB. Write the values out."
             )
         return None if node is None else loader.construct_document(node)
     finally:

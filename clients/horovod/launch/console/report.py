@@ -215,7 +215,7 @@ class Spares:
         which = ranks_in_words(taken, "process" if len(taken) == 1 else "processe")
         verb = "has" if len(taken) == 1 else "have"
         saved = f", {s:.1f} s sooner than a new one could" if (s := max(before[rank] for rank in taken)) else ""
-        return f"spare {which} {verb} taken the place of what was lost{saved}; the world has {job.size} members."
+        return f"spare {which} {verb} taken the place of lost processes{saved}; the world has {job.size} members."
 
 
 async def tell_of_spares(overview: Callable[[], Iterable[JobOverview]], note: Callable[[str], None]) -> None:

@@ -97,7 +97,7 @@ def unread_elsewhere() -> str | None:
             waits = stat.S_ISFIFO(mode.st_mode) and _has_data(_STDIN)
     except OSError:
         return None
-    return "What is on stdin does not reach the ranks: on other hosts they have an empty one." if waits else None
+    return "The ranks don't get the data on stdin: ranks on other hosts have an empty stdin." if waits else None
 
 
 def _has_data(descriptor: int) -> bool:

@@ -175,8 +175,9 @@ class Driver(Generic[AnyAgent]):
     def _too_few(self) -> str:
         found = shortened([f"{name}:{slots}" for name, slots in self._known.usable.items()], _SHOWN_HOSTS) or "none"
         return (
-            f"The job needs {plural(self._num_proc, 'slot')} to begin, and after {self._timeout_s:g} s "
-            f"{self._slots_up()} are there (hosts: {found}). {self._timeout_name} waits longer."
+            f"The job needs {plural(self._num_proc, 'slot')} to begin, but only {self._slots_up()} are "
+            f"available after {self._timeout_s:g} s (hosts: {found}). Raise {self._timeout_name} to wait "
+            "longer."
         )
 
     # -- while the job runs --------------------------------------------------------------------------------------------

@@ -155,8 +155,8 @@ class ElasticRequest:
         is_fixed = not self.finds_hosts and len(sizes) == 1
         if host_count is not None and host_count < 2 and not is_fixed:
             sentence = (
-                f"An elastic job on a fixed list of hosts needs at least 2 of them, and {host_count} is given: name "
-                f"more, or let a program name them ({names['host_discovery_script']})."
+                f"An elastic job on a fixed list of hosts needs at least 2 hosts, but {host_count} is given. "
+                f"Name more, or find hosts with a program ({names['host_discovery_script']})."
             )
             raise ValueError(coded(LaunchCode.CONFLICTING_OPTIONS, sentence))
 

@@ -398,7 +398,7 @@ def _check(
     for column, shape in zip(columns, shapes, strict=True):
         size = metadata[column]["shape"]
         if size is not None and numbers_in(shape) != size:
-            hint = " Where a label looks unlike an output, pass label_shapes." if of == "output" else ""
+            hint = " If a label has another shape than its output, pass label_shapes." if of == "output" else ""
             raise refused(
                 f"the {what} column {column!r} has {size} numbers in each row, and the {of} shape {tuple(shape)} "
                 f"has {numbers_in(shape)}.{hint}",

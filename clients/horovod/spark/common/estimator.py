@@ -264,8 +264,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def _other_than_before(self, run_id: str, what: str, found: str) -> ValueError:
         """The error for a run whose checkpoint is of another model or optimizer than the estimator has now."""
         return refused(
-            f"the checkpoint of the run {run_id!r} does not fit the {what}: {found.strip().rstrip('.')}. Give the same "
-            "ones to go on with it, or another run_id to begin anew.",
+            f"the checkpoint of the run {run_id!r} does not fit the {what}: {found.strip().rstrip('.')}. Pass "
+            f"the same {what} to continue the run, or another run_id to start a new one.",
             TrainingCode.CONTRADICTORY_ARGUMENTS,
         )
 
@@ -273,8 +273,8 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
         """A run that has done all its epochs is returned as it is, and its user is told."""
         if epochs >= self.getOrDefault("epochs"):
             warnings.warn(
-                f"the run {run_id!r} has done its {epochs} epochs already, so nothing is trained: ask for more epochs "
-                "to go on, or for another run_id to begin anew.",
+                f"the run {run_id!r} has done its {epochs} epochs already, so nothing is trained. Pass more "
+                "epochs to continue, or another run_id to start a new run.",
                 stacklevel=2,
             )
 
@@ -391,8 +391,9 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
             return cloudpickle.dumps(value)
         except Exception as error:
             raise refused(
-                f"{name} can't be sent to the processes that train, since pickle refuses it: {error}. What can't "
-                "be pickled, such as locks, open files and connections, must be made there.",
+                f"{name} can't be sent to the training processes, because pickle refuses it: {error}. Make "
+                "objects that can't be pickled, such as locks, open files and connections, in the training "
+                "processes.",
                 OperationCode.UNPICKLABLE,
             ) from error
 

@@ -70,9 +70,9 @@ def known_objects(what: str) -> Iterator[None]:
             raise
         name = found[1]
         raise refused(
-            f"{what} has {name!r} in it, which Keras does not know where it is read. Pass custom_objects="
-            f"{{{name!r}: {name}}} to the estimator, with all classes and functions of your own. That they are "
-            "registered in the program of the driver does not help: ranks are other processes."
+            f"{what} has {name!r} in it, which Keras does not know in the training processes. Pass "
+            f"custom_objects={{{name!r}: {name}}} to the estimator, with all classes and functions of your "
+            "own. Registering them in the driver is not enough, because ranks are other processes."
         ) from error
 
 

@@ -163,11 +163,11 @@ class TorchEstimator(ModuleEstimator):
         except pickle.UnpicklingError as error:
             found = re.search(r"GLOBAL (\S+)", str(error))
             raise refused(
-                f"the run {run_id!r} can't go on with its checkpoint in the store, which holds more than tensors, "
-                f"numbers and texts ({found[1] if found else 'objects'}): loading it could run code of whoever has "
-                "written it. If only users of this job can write to the store, allow the classes of your callbacks' "
-                "states with torch.serialization.add_safe_globals([...]) before fit(). Otherwise give another run_id "
-                "to begin anew.",
+                f"the run {run_id!r} can't continue from its checkpoint in the store, which holds more than "
+                f"tensors, numbers and texts ({found[1] if found else 'objects'}): loading it could run code "
+                "of the user who wrote it. If only users of this job can write to the store, allow the "
+                "classes of your callbacks' states with torch.serialization.add_safe_globals([...]) before "
+                "fit(). Otherwise pass another run_id to start a new run.",
                 TrainingCode.UNTRUSTED_CHECKPOINT,
             ) from error
         copy = io.BytesIO()

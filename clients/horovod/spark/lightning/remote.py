@@ -192,8 +192,8 @@ def _not_resumed(error: Exception) -> ValueError:
     """
     reason = " ".join(str(error).split()).rstrip(".")
     return refused(
-        f"the run can't go on with its checkpoint: {type(error).__name__}: {reason}. Give the same model and "
-        "optimizers to go on with it, or another run_id to begin anew.",
+        f"the run can't continue from its checkpoint: {type(error).__name__}: {reason}. Pass the same model "
+        "and optimizers to continue the run, or another run_id to start a new one.",
         TrainingCode.CONTRADICTORY_ARGUMENTS,
     )
 

@@ -279,8 +279,9 @@ class Output:
 def unreachable(address: str, host: str) -> str:
     """Spark passes it on to the driver."""
     sentence = (
-        f"The driver's coordinator at {address} can't be reached from host {host}. Executors must be able to connect "
-        "to all ports of the driver's host; where its address is another one, set spark.driver.host or nics."
+        f"The driver's coordinator at {address} can't be reached from host {host}. Executors must be able to "
+        "connect to all ports of the driver's host. If they reach it under another address, set "
+        "spark.driver.host or nics."
     )
     return coded(WorldCode.COORDINATOR_UNREACHABLE, sentence)
 

@@ -64,8 +64,8 @@ class ModuleEstimator(HorovodEstimator):
         groups = self.getOrDefault("optimizer").param_groups
         if not all(id(parameter) in own for group in groups for parameter in group["params"]):
             raise refused(
-                "the optimizer has parameters that are not the model's: make it of model.parameters(), and set it anew "
-                "with each model.",
+                "the optimizer has parameters that are not the model's. Make it from model.parameters(), and "
+                "pass a new optimizer with each new model.",
                 TrainingCode.CONTRADICTORY_ARGUMENTS,
             )
 

@@ -42,8 +42,8 @@ _ANSWER_TIMEOUT_S: Final = 60.0
 _BACKLOG: Final = 128
 _SO_ATTACH_REUSEPORT_CBPF: Final = 51  # <asm-generic/socket.h>; Python has no name for it
 _ADVICE: Final = (
-    "Start the service where this works, or with --insecure (TfDataServiceConfig(insecure=True)): then whoever can "
-    "connect to a worker can run code there as its user."
+    "Start the service on a host that supports this, or with --insecure (TfDataServiceConfig(insecure=True)). "
+    "With --insecure, anybody who can connect to a worker can run code there as its user."
 )
 
 
@@ -68,7 +68,9 @@ class Fence:
             try:
                 _steer(listener, self.guard_port)
             except OSError as error:
-                raise UnprotectedError(f"Linux can't choose who reaches TensorFlow's server here ({error}).") from error
+                raise UnprotectedError(
+                    f"Linux can't restrict who reaches TensorFlow's server on this host ({error})."
+                ) from error
             listener.listen(_BACKLOG)
             # Numbers and no objects: Python, when it ends, would close these while TensorFlow still serves.
             self._guard, self.listener = guard.detach(), listener.detach()

@@ -67,8 +67,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         """
         if self._is_resumed and epoch == self.epoch and 0 < self._done < len(self.dataset):
             log.warning(
-                "ElasticSampler.set_epoch(%d) forgets that %d of the %d samples of this epoch are done, so that they "
-                "are trained on again. Call it at the end of the epoch before.",
+                "ElasticSampler.set_epoch(%d) discards that %d of the %d samples of this epoch are done, so "
+                "they are trained on again. Call it at the end of the previous epoch.",
                 epoch,
                 self._done,
                 len(self.dataset),
@@ -124,16 +124,17 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
             self.reset()
         elif self._is_dealt_out and self._is_over():
             log.warning(
-                "Epoch %d of an ElasticSampler is over and begins anew, in the same order. Call set_epoch() at the end "
-                "of each epoch.",
+                "Epoch %d of an ElasticSampler is over and starts again, in the same order. Call set_epoch() "
+                "at the end of each epoch.",
                 self.epoch,
             )
             self._processed_before = self.processed_num
             self.reset()
         elif not self._is_dealt_out and self._done >= len(self.dataset) > 0:
             log.warning(
-                "Epoch %d of an ElasticSampler was over when this world began: it has no samples now. An epoch whose "
-                "predecessor did not end with set_epoch() is left out in this way. Call it at the end of each epoch.",
+                "Epoch %d of an ElasticSampler was over when this world began, so it has no samples now. This "
+                "skips an epoch if set_epoch() was not called at the end of the one before. Call it at the "
+                "end of each epoch.",
                 self.epoch,
             )
         self._is_dealt_out, self._is_resumed = True, False

@@ -79,7 +79,10 @@ def pack(folder: Path, where: str) -> Archive:
     return Archive(packed.getvalue(), count)
 
 
-_ADVICE = f"Name in {IGNORE_FILE} what is no code: data and checkpoints belong on a file system that the hosts share."
+_ADVICE = (
+    f"Exclude files that are not code in {IGNORE_FILE}: data and checkpoints belong on a file system that the "
+    "hosts share."
+)
 
 
 def _walk(folder: Path, prefix: str, ignored: Ignored) -> Iterator[tuple[Path, str]]:

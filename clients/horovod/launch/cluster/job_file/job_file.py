@@ -194,7 +194,7 @@ class JobFile:
         if "image" in keys and "image" in self._texts("labels"):
             wrong("image", "'image' is also a label in this file: leave one of them out.")
         if not any("distributed" in item.keys for item in keys["run"].items):
-            wrong("run", "no line is distributed: write the one that trains as `- distributed: python train.py`.")
+            wrong("run", "no line is distributed: write the line that trains as `- distributed: python train.py`.")
         if isinstance(keys["workers"].data, dict):
             found += self._problems_of_sizes(each)
         for name, line in keys["env"].key_lines.items() if "env" in keys else ():
@@ -210,10 +210,10 @@ class JobFile:
         if "cooldown" in workers.keys and workers.keys["cooldown"].data != sorted(workers.keys["cooldown"].data):
             yield workers.key_lines["cooldown"], "'workers.cooldown' has the larger number first: write it last."
         if each > 1:
-            sentence = "a worker has one process where the number of workers may change: leave 'processes' out."
+            sentence = "if the number of workers may change, each worker has one process: leave 'processes' out."
             yield self.line_of("processes"), sentence
         for item in [item for item in keys["run"].items[:-1] if "distributed" in item.keys]:
-            sentence = "where the number of workers may change, the last line is the distributed one, and the only one"
+            sentence = "if the number of workers may change, the last line must be distributed, and no other line"
             yield item.line, f"{sentence}: a worker that comes later has nobody to run other lines with."
 
 
