@@ -129,8 +129,8 @@ def test_command_lines(argv: list[str], sentence: str, capsys: pytest.CaptureFix
         (
             {"num_proc": 2, "min_num_proc": 1, "hosts": "a:2"},
             (
-                "An elastic job on a fixed list of hosts needs at least 2 of them, and 1 is given: name more, or let a "
-                "program name them (host_discovery_script). [conflicting-options]"
+                "An elastic job on a fixed list of hosts needs at least 2 hosts, but 1 is given. Name more, or find "
+                "hosts with a program (host_discovery_script). [conflicting-options]"
             ),
         ),
     ],
