@@ -2,8 +2,8 @@
 
 A public function keeps its `def`, whose signature editors and type checkers read, and of its docstring a summary, what
 is its own, and an example. `complete` adds the sections Args and Raises from the tables below, in the words of the
-framework: `help()` shows them, and so do the pages of the API (docs/whole_docstrings.py), for which sources are read
-and nothing but this module is imported. What a function does follows from its name: `grouped_allreduce_async_` is
+framework: `help()` shows them, and so do the pages of the API (docs/tools/whole_docstrings.py), for which sources are
+read and nothing but this module is imported. What a function does follows from its name: `grouped_allreduce_async_` is
 allreduce, of several tensors, asynchronous and in place.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import griffe
 
-_FACES = Path(__file__).parents[1] / "clients/horovod/common/ops/faces.py"
+_FACES = Path(__file__).parents[2] / "clients/horovod/common/ops/faces.py"
 
 
 class WholeDocstrings(griffe.Extension):
