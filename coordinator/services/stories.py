@@ -65,21 +65,21 @@ class Stories:
 
     def came(self, job: str) -> None:
         """A process waits for the job's next world."""
-        self._of(job).came(self._moment())
+        self._story_of(job).came(self._moment())
 
     def heard(self, effects: Sequence[Effect]) -> None:
         """Effects that are carried out now."""
         for effect in effects:
             if isinstance(effect, Formed):
                 job = effect.world.job
-                took_s = self._of(job).formed(effect.world, effect.claims, self._moment())
+                took_s = self._story_of(job).formed(effect.world, effect.claims, self._moment())
                 self._metrics.worlds_formed.add(1, job)
                 self._metrics.forming_seconds.observe(took_s, job)
                 self._tell(job)
             elif isinstance(effect, Gone):
                 told = effect.told
                 _log.info("%s", told.sentence, extra=about(effect.job, told.epoch, told.rank))
-                self._of(effect.job).gone(told, self._moment())
+                self._story_of(effect.job).gone(told, self._moment())
                 if not told.orderly:
                     self._metrics.losses.add(1, effect.job, effect.evidence)
                 self._tell(effect.job)
@@ -87,13 +87,13 @@ class Stories:
     def waits(self, job: str, sentence: str) -> None:
         """What those that wait for the job's next world wait for, or ""."""
         if sentence or job in self._stories:
-            self._of(job).waits(sentence, self._moment())
+            self._story_of(job).waits(sentence, self._moment())
             self._tell(job)
 
     def over(self, job: str) -> None:
         """No process of the job is left."""
         if job in self._stories:
-            self._of(job).over(self._moment())
+            self._story_of(job).over(self._moment())
             self._tell(job)
 
     # -- other coordinators --------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Stories:
 
     def taken_over(self, record: membership_pb2.WorldRecord, gone: membership_pb2.GoneRecord) -> None:
         """As `Story.taken_over`."""
-        self._of(record.world.job).taken_over(record, gone, self._moment())
+        self._story_of(record.world.job).taken_over(record, gone, self._moment())
         self._tell(record.world.job)
 
     async def settled(self, job: str) -> None:
@@ -142,7 +142,7 @@ class Stories:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _of(self, job: str) -> Story:
+    def _story_of(self, job: str) -> Story:
         if job not in self._stories:
             self._stories[job] = _Told(Story(job))
         return self._stories[job].story

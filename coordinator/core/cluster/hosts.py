@@ -94,18 +94,18 @@ START_S = 60.0  # a process that has run for longer has started
 
 def is_aside(record: jobs_pb2.JobRecord, agent: str, wall_s: float) -> bool:
     """Whether the host gets no process of the job now."""
-    found = _of(record, agent)
+    found = _aside_of(record, agent)
     return found is not None and not 0 < found.until <= wall_s
 
 
 def was_aside(record: jobs_pb2.JobRecord, agent: str) -> bool:
     """Whether it got none at some time."""
-    return _of(record, agent) is not None
+    return _aside_of(record, agent) is not None
 
 
 def set_aside(record: jobs_pb2.JobRecord, agent: str, reason: str, wall_s: float) -> str:
     """From now on the host gets none. Returns the sentence. reason: completes "Host a gets no process ..., since "."""
-    found = _of(record, agent)
+    found = _aside_of(record, agent)
     if found is None:
         found = record.hosts_aside.add(agent=agent)
     policy, how_long = record.spec.policy, "further process of this job"
@@ -125,7 +125,7 @@ def set_aside(record: jobs_pb2.JobRecord, agent: str, reason: str, wall_s: float
 
 def readmit(record: jobs_pb2.JobRecord, agent: str) -> bool:
     """The host may get processes again, before its time. False where it is not aside for good."""
-    found = _of(record, agent)
+    found = _aside_of(record, agent)
     if found is None or found.until:
         return False
     found.until = 1.0  # a time that has passed
@@ -145,5 +145,5 @@ def why_failing(count: int) -> str:
     return f"{plural(count, 'process')} failed there within {START_S:g} s of their start, and none elsewhere"
 
 
-def _of(record: jobs_pb2.JobRecord, agent: str) -> jobs_pb2.HostAside | None:
+def _aside_of(record: jobs_pb2.JobRecord, agent: str) -> jobs_pb2.HostAside | None:
     return next((one for one in record.hosts_aside if one.agent == agent), None)
