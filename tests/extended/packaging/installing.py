@@ -38,20 +38,25 @@ def run(*command: str | Path, **options: str) -> str:
     return done.stdout
 
 
+def pip(programs: Path) -> list[str | Path]:
+    """The pip of this environment, for the one with this bin folder: one of its own would take seconds to install."""
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", programs / "python"]
+
+
 @contextmanager
 def environment(folder: Path, *packages: str | Path) -> Iterator[Path]:
     """The bin folder of a new environment with these packages, as pip resolves them; it is removed afterwards.
 
     Nothing is compiled to bytecode before it is imported. The test is skipped where there is no package index.
     """
-    run(sys.executable, "-m", "venv", folder)
-    pip = [folder / "bin" / "python", "-m", "pip", "--disable-pip-version-check"]
+    programs = folder / "bin"
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
     try:
-        done = finished(*pip, "install", "--quiet", "--no-compile", *packages)
+        done = finished(*pip(programs), "install", "--quiet", "--no-compile", *packages)
         if done.returncode and _UNREACHABLE.search(done.stdout):
             pytest.skip(f"no package index here: {done.stdout.splitlines()[-1]}")
         assert done.returncode == 0, done.stdout
-        assert "No broken requirements found" in run(*pip, "check")
-        yield folder / "bin"
+        assert "No broken requirements found" in run(*pip(programs), "check")
+        yield programs
     finally:
         shutil.rmtree(folder, ignore_errors=True)

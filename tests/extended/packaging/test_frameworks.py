@@ -14,7 +14,7 @@ from pathlib import Path
 
 import one_by_one
 import pytest
-from installing import ROOT, environment, run
+from installing import ROOT, environment, pip, run
 
 pytestmark = pytest.mark.timeout(900)
 OLDEST_GRPC = "grpcio==1.66.2"  # the floor in pyproject.toml
@@ -100,7 +100,7 @@ def test_digits_beside_a_framework(
 ) -> None:
     """examples: with their options."""
     with environment(tmp_path / "venv", wheel, "scikit-learn", "tqdm", *packages) as programs:
-        listed = run(programs / "python", "-m", "pip", "--disable-pip-version-check", "list", "--format=freeze")
+        listed = run(*pip(programs), "list", "--format=freeze")
         there = dict(line.split("==") for line in listed.splitlines() if "==" in line)
         assert {name: there[name] for name in versions if not there[name].startswith(versions[name])} == {}
         path = f"{programs}:{os.environ['PATH']}"
