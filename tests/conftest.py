@@ -35,8 +35,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(LONG_S))
     if not tiers.EXTENDED:
         return
-    chosen = [item for item in items if FOLDER in item.path.parents or _does_more(item)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    chosen, others = [], []
+    for item in items:
+        (chosen if FOLDER in item.path.parents or _does_more(item) else others).append(item)
+    config.hook.pytest_deselected(items=others)
     items[:] = chosen
 
 
