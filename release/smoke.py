@@ -39,11 +39,6 @@ PROCESSORS: Final = {
 }
 # The releases of Debian that have a Python for the other machine.
 DEBIAN: Final = {"3.11": "bookworm", "3.13": "trixie"}
-# In every emulated process: qemu-user knows no SIOCETHTOOL, by which psutil asks interfaces for their speed.
-_SITECUSTOMIZE: Final = """
-import types, psutil
-psutil.net_if_stats = lambda: {name: types.SimpleNamespace(isup=True) for name in psutil.net_if_addrs()}
-"""
 _LIMIT_S: Final = 1200
 
 
@@ -112,9 +107,8 @@ def emulated(folder: Path, emulator: Iterable[str | Path], interpreter: Path, pa
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = folder / "python"
-    (folder / "sitecustomize.py").write_text(_SITECUSTOMIZE)
     words = " ".join(f"'{word}'" for word in (*emulator, "-0", program, interpreter))
-    program.write_text(f"#!/bin/sh\nPYTHONPATH='{folder}:{packages}' exec {words} \"$@\"\n")
+    program.write_text(f"#!/bin/sh\nPYTHONPATH='{packages}' exec {words} \"$@\"\n")
     program.chmod(0o755)
     return program
 

@@ -7,6 +7,7 @@ container and no old system is needed (ADR 126). `make release` builds once more
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import os
 import re
@@ -55,6 +56,7 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
     return done.stdout
 
 
+@functools.cache
 def commit_time() -> str:
     """When the last commit was made, in seconds since 1970: the time of all files in the sdist and the wheels."""
     return run("git", "log", "-1", "--format=%ct").strip()

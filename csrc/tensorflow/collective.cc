@@ -9,6 +9,7 @@
 
 #include "base/error_code.h"
 #include "base/limits.h"
+#include "tensorflow/done.h"
 #include "tensorflow/host.h"
 
 namespace horovod::tensorflow {
@@ -345,7 +346,7 @@ void start_and_help(HorovodEngine* engine, std::unique_ptr<Call> owned, TF_Async
   if (operation) {
     if (engine_api->wait(operation, limits::kKernelHelpUs) == HOROVOD_TIMEOUT) {
       call->kernel.calls_without_help.store(kCallsWithoutHelp, std::memory_order_relaxed);
-      call->done = copy_of(done);
+      call->done = Done(done);
       if (engine_api->tell_when_done(operation, &completed, call)) return;
     }
     give_results(*call, operation);
@@ -363,7 +364,7 @@ void start(HorovodEngine* engine, std::unique_ptr<Call> call, TF_AsyncOpKernelDo
     without.fetch_sub(1, std::memory_order_relaxed);
   }
   TF_OpKernelContext* const context = call->context;
-  call->done = copy_of(done);
+  call->done = Done(done);
   HorovodCall given = engine_call(*call);
   given.completed = &completed;
   given.starts_at_once = alone;

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <string>
 
 #include "tensorflow/tf_api.h"
@@ -29,11 +28,6 @@ struct CollectiveKernel {
   bool has_splits = false;
   mutable std::atomic<int> calls_without_help{0};  // that are left before the next one waits for a moment; any order
 };
-
-// TensorFlow's end of an asynchronous kernel is a std::function on the stack of its caller, whose address the C API
-// hands out: who calls it later needs a copy.
-using Done = std::function<void()>;
-inline Done copy_of(TF_AsyncOpKernelDoneCallback* done) { return *reinterpret_cast<Done*>(done); }
 
 // TensorFlow's callbacks.
 template <Collective type>

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tensorflow/collective.h"
+#include "tensorflow/done.h"
 #include "tensorflow/host.h"
 #include "tensorflow/python_api.h"
 #include "tensorflow/tf_api.h"
@@ -122,7 +123,7 @@ void run_question(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDon
 
 // Waits for all ranks, which must not keep a thread of TensorFlow from other operations.
 void run_join(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
-  std::thread([kernel, context, done = copy_of(given)] {
+  std::thread([kernel, context, done = Done(given)] {
     answer(*static_cast<const QuestionKernel*>(kernel), context);
     done();
   }).detach();
@@ -155,7 +156,7 @@ void run_due(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCall
 void run_comparison(void* kernel, TF_OpKernelContext* context, TF_AsyncOpKernelDoneCallback* given) {
   int64_t call = 0;
   if (!take_call(context, given, call)) return;
-  std::thread([about = static_cast<const QuestionKernel*>(kernel)->about, call, context, done = copy_of(given)] {
+  std::thread([about = static_cast<const QuestionKernel*>(kernel)->about, call, context, done = Done(given)] {
     give(ask(Question::same, about, call), context);
     done();
   }).detach();

@@ -14,6 +14,11 @@ namespace {
 // By soname: it is loaded already, whether with its symbols for everybody or not.
 constexpr const char* kTensorFlow = "libtensorflow_framework.so.2";
 
+// tensorflow::Device::ComputeAsync(AsyncOpKernel*, OpKernelContext*, std::function<void()>) as GNU's C++ library names
+// it. The last argument is what done.h copies.
+constexpr const char* kTakesDone =
+    "_ZN10tensorflow6Device12ComputeAsyncEPNS_13AsyncOpKernelEPNS_15OpKernelContextESt8functionIFvvEE";
+
 // TF_DataType of each dtype of the engine, in the order of DType in protos/v1/types.proto.
 constexpr int kTfDtypes[] = {
     4,   // uint8
@@ -47,6 +52,11 @@ const char* load_tf() {
   }
   HOROVOD_TF_FUNCTIONS(HOROVOD_TF_LOOK_UP)
 #undef HOROVOD_TF_LOOK_UP
+  if (!dlsym(library, kTakesDone)) {
+    return "Its kernels end by a callback of another kind than in TensorFlow's packages of PyPI, which are compiled "
+           "with "
+           "GNU's C++ library. Install one of those: pip install tensorflow.";
+  }
   return "";
 }
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
+import psutil
 import pytest
 from error_codes import ends_with
 
@@ -61,6 +63,16 @@ def test_this_host():
     assert not any("%" in a or a.startswith("fe80") for i in interfaces() for a in i.addresses)
     assert shared_memory_domain() == shared_memory_domain()
     assert str(os.getuid()) in shared_memory_domain()
+
+
+def test_interfaces_are_known_where_their_drivers_tell_no_speed(monkeypatch):
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+
+    def fail():
+        raise OSError(errno.ENOTTY, "Inappropriate ioctl for device")
+
+    monkeypatch.setattr(psutil, "net_if_stats", fail)
+    assert {i.name for i in interfaces() if i.is_up} == up & set(psutil.net_if_addrs())
 
 
 @pytest.mark.parametrize(

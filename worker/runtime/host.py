@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import ipaddress
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +20,9 @@ from horovod.worker.runtime.errors import StartError
 
 # Interfaces that lead to containers or virtual machines of this host only; peers elsewhere have the same addresses.
 _LOCAL_BRIDGES = ("docker", "br-", "virbr", "veth", "cni", "podman", "lxcbr", "lxdbr", "vmnet", "cali")
+# linux/sockios.h and linux/if.h.
+_SIOCGIFFLAGS = 0x8913
+_IFF_RUNNING = 0x40
 
 
 @dataclass(frozen=True)
@@ -46,13 +52,23 @@ def interfaces() -> tuple[Interface, ...]:
     """The interfaces of this host in the kernel's order."""
     import psutil
 
-    stats = psutil.net_if_stats()
     found = []
     for name, rows in psutil.net_if_addrs().items():
         texts = [row.address.partition("%")[0] for row in rows if row.family in (socket.AF_INET, socket.AF_INET6)]
         usable = tuple(text for text in texts if not ipaddress.ip_address(text).is_link_local)
-        found.append(Interface(name, usable, is_up=name in stats and stats[name].isup))
+        found.append(Interface(name, usable, is_up=_is_running(name)))
     return tuple(found)
+
+
+def _is_running(interface: str) -> bool:
+    """Not by psutil.net_if_stats, which asks each driver for its speed as well, and raises where that question is not
+    known, as under qemu-user.
+    """
+    request = struct.pack("16sH22x", os.fsencode(interface), 0)  # struct ifreq of netdevice(7)
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(asked, _SIOCGIFFLAGS, request), 16)
+        return bool(flags & _IFF_RUNNING)
+    return False
 
 
 def choose_interfaces(
