@@ -139,6 +139,9 @@ class Coordinators:
 # A client asks the coordinators that it was given in turn. One that does not serve says which one does, and the client
 # goes there. A client that can't connect to that one goes back and says so: the one that it asks then may take its
 # place. Agents and launchers search in the same way.
+#
+# A session searches otherwise, as `Coordinators` does: what a member can't reach loses its job at once
+# (docs/adr/0124-two-searches.md).
 
 UNREACHABLE = "horovod-unreachable"  # in a call's metadata: coordinators that this client could not connect to just now
 LEADER = "horovod-leader"  # in the trailing metadata of a refusal: the address of who serves; empty where not known
