@@ -225,8 +225,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--log-format",
         choices=("text", "json"),
         default="text",
-        help="format of log lines on stderr. json: one object a line, with job, epoch (the number of the world) and "
-        "rank (default: %(default)s)",
+        help="format of log lines on stderr. json: one object a line; its field epoch is the number of the world "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--log-level",

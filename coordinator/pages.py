@@ -96,7 +96,7 @@ def page_of(jobs: Iterable[JobOverview], listening: str, obstacle: str) -> str:
 
 
 def _job(job: JobOverview) -> str:
-    world = f"epoch {job.epoch}, {len(job.members)} of {job.size} members" if job.epoch else "no world"
+    world = f"world {job.epoch}, {len(job.members)} of {job.size} members" if job.epoch else "no world"
     parts = [f"<h2>{_text(job.name)}</h2>\n<p>{world}; {job.waiting} waiting.</p>\n"]
     if job.waits_for:
         parts.append(f"<p>{_text(job.waits_for)}</p>\n")

@@ -32,7 +32,7 @@ class ObservationSettings:
     log_format: str = row(
         "HOROVOD_LOG_FORMAT",
         "text",
-        "format of log lines: text, or json (one object a line, with job, epoch (the number of the world) and rank)",
+        "format of log lines: text, or json (one object a line; its field epoch is the number of the world)",
         section="logging",
         choices=("text", "json"),
     )

@@ -323,7 +323,7 @@ class Hub:
         if session is None or session.epoch != epoch:
             return
         if stream := session.streams.pop(rank, None):
-            sentence = f"Rank {rank} is no longer part of epoch {epoch} of job {job!r}."
+            sentence = f"Rank {rank} is no longer part of world {epoch} of job {job!r}."
             stream.fail(grpc.StatusCode.FAILED_PRECONDITION, coded(WorldCode.EPOCH_OVER, sentence))
         session.reports.pop(rank, None)
         session.send(session.negotiation.forget(rank, self._clock()))
@@ -363,7 +363,7 @@ class Hub:
             self.sights.watch(request)
         self._tasks.start(self.outcomes.look(job))
         present = f"{len(members)} of {len(world.members)} member(s)"
-        _log.warning("Job %r: epoch %d was taken over, with %s.", job, world.epoch, present)
+        _log.warning("Job %r: world %d was taken over, with %s.", job, world.epoch, present)
         self.stories.taken_over(record, gone)
 
     def _taken_over(self, job: str, address: str) -> None:

@@ -54,7 +54,7 @@ class NegotiationService:
         def receive(message: pb.NegotiationMessage) -> Iterator[None]:
             if message.epoch != session.epoch:
                 sentence = (
-                    f"Rank {rank} speaks of epoch {message.epoch}, but its stream belongs to epoch {session.epoch}."
+                    f"Rank {rank} speaks of world {message.epoch}, but its stream belongs to world {session.epoch}."
                 )
                 raise RefusedError(grpc.StatusCode.FAILED_PRECONDITION, coded(OperationCode.CONTRADICTION, sentence))
             if decisions.ended.is_set():

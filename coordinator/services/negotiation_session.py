@@ -95,4 +95,4 @@ def newer_stream(rank: int) -> str:
 
 def epoch_over(epoch: int, job: str) -> str:
     """The sentence for the ranks of a world that has ended."""
-    return coded(WorldCode.EPOCH_OVER, f"Epoch {epoch} of job {job!r} is over.")
+    return coded(WorldCode.EPOCH_OVER, f"World {epoch} of job {job!r} is over.")

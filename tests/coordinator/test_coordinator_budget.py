@@ -62,7 +62,7 @@ def test_operations_that_wait_are_bounded_in_bytes(kind: str) -> None:
     sentence = flood(negotiation, LARGE[kind])
     held = negotiation.budget.of(0)
     assert LIMIT // 2 < held <= LIMIT
-    assert re.search(ends_with(OperationCode.TOO_MANY, f" {held} ", "rank 0", "epoch 7", f" {LIMIT} "), sentence)
+    assert re.search(ends_with(OperationCode.TOO_MANY, f" {held} ", "rank 0", "world 7", f" {LIMIT} "), sentence)
     # The others go on, with what rank 0 has announced and with more.
     answers = negotiation.receive(1, message([LARGE[kind](0), op("allgather.y", ALLGATHER)]), 0.0)
     assert [decision.plans[0].id for _, decision in answers] == [1]
@@ -79,7 +79,7 @@ def test_all_members_together_are_bounded() -> None:
     sentence = flood(negotiation, lambda number: op(f"allreduce.2.{number}"), 2)
     assert negotiation.budget.total <= 2 * LIMIT
     held = f" {negotiation.budget.total} ", f" {negotiation.budget.of(2)} "
-    assert re.search(ends_with(OperationCode.TOO_MANY, *held, "rank 2", "epoch 7", f" {2 * LIMIT} "), sentence)
+    assert re.search(ends_with(OperationCode.TOO_MANY, *held, "rank 2", "world 7", f" {2 * LIMIT} "), sentence)
 
 
 def test_ranks_that_announce_the_same_share_it() -> None:
@@ -111,7 +111,7 @@ def test_sets_of_one_rank_do_not_add_to_its_limit() -> None:
             ops = [op(f"allreduce.{index}", process_set=number) for index in range(20)]
             negotiation.receive(1, negotiation_pb2.NegotiationMessage(process_sets=[change], announce=ops), 0.0)
 
-    with pytest.raises(TooMuchError, match=ends_with(OperationCode.TOO_MANY, "rank 1", "epoch 7")):
+    with pytest.raises(TooMuchError, match=ends_with(OperationCode.TOO_MANY, "rank 1", "world 7")):
         fill()
     assert negotiation.budget.of(1) <= LIMIT
     assert negotiation.budget.of(0) == 0

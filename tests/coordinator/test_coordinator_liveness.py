@@ -289,9 +289,9 @@ def test_reports_of_another_epoch_of_strangers_and_of_oneself_are_ignored(story:
     [
         ({"secret": b"t" * 32}, WorldCode.UNPROVEN_MEMBER, "2"),
         ({"rank": 1}, WorldCode.UNKNOWN_WORLD, "Rank 1"),
-        ({"job": "dig its"}, WorldCode.UNKNOWN_WORLD, "epoch 1 of job 'dig its'"),
-        ({"epoch": 9}, WorldCode.UNKNOWN_WORLD, "epoch 9"),
-        ({"job": "other"}, WorldCode.UNKNOWN_WORLD, "epoch 1 of job 'other'"),
+        ({"job": "dig its"}, WorldCode.UNKNOWN_WORLD, "world 1 of job 'dig its'"),
+        ({"epoch": 9}, WorldCode.UNKNOWN_WORLD, "world 9"),
+        ({"job": "other"}, WorldCode.UNKNOWN_WORLD, "world 1 of job 'other'"),
         ({"protocol_version": 1}, WorldCode.OTHER_VERSION, "not 1."),
     ],
 )
@@ -313,7 +313,7 @@ def test_a_member_of_an_epoch_that_is_over_is_told_so(story: Story) -> None:
     refused = story.attach("m2")
     assert refused is not None
     assert refused.reason == pb.REFUSAL_REASON_LOST
-    assert re.search(ends_with(WorldCode.EPOCH_OVER, "Epoch 1", "'digits'", "epoch 2 now"), refused.sentence)
+    assert re.search(ends_with(WorldCode.EPOCH_OVER, "World 1", "'digits'", "world 2 now"), refused.sentence)
     for new in ("new m0", "new m1", "new m2"):
         story.leave(new)
     refused = story.attach("m2")
@@ -366,7 +366,7 @@ def test_whoever_wants_to_join_waits_for_the_end_of_a_world_of_which_members_are
     for member_id in ("m0", "m1", "m2"):
         story.disconnect(member_id)
     assert story.join("new", size=1) == ""
-    assert tells(story.progress("new")[-1], "epoch 1", "rank 0")
+    assert tells(story.progress("new")[-1], "world 1", "rank 0")
     story.pass_time(10.5)
     assert story.ended == [("digits", 1)]
     assert story.world("new").epoch == 2

@@ -186,7 +186,7 @@ def test_one_process_too_many(story: Story) -> None:
     assert re.search(ends_with(WorldCode.TOO_MANY_MEMBERS, "'digits'", "2 members"), story.join("m2"))
     story.form()
     refusal = story.join("m3", pid=99)
-    facts = "'digits'", "2 members", "epoch 1", "rank 0 (pid ", "HOROVOD_JOB"
+    facts = "'digits'", "2 members", "world 1", "rank 0 (pid ", "HOROVOD_JOB"
     assert re.search(ends_with(WorldCode.JOB_RUNS_ALREADY, *facts), refusal)
 
 
@@ -237,9 +237,9 @@ def test_strangers(story: Story) -> None:
     stranger = story.membership.stranger
     assert stranger("digits", 1, "m1", 1) == ""
     assert re.search(ends_with(WorldCode.UNPROVEN_MEMBER, "'m1'", "rank 1", "rank 0"), stranger("digits", 1, "m1", 0))
-    assert re.search(ends_with(WorldCode.EPOCH_OVER, "Epoch 2", "epoch 1 now"), stranger("digits", 2, "m1", 1))
-    assert re.search(ends_with(WorldCode.UNPROVEN_MEMBER, "'who'", "epoch 1"), stranger("digits", 1, "who", 1))
-    assert re.search(ends_with(WorldCode.EPOCH_OVER, "'other'", "epoch 1"), stranger("other", 1, "m1", 1))
+    assert re.search(ends_with(WorldCode.EPOCH_OVER, "World 2", "world 1 now"), stranger("digits", 2, "m1", 1))
+    assert re.search(ends_with(WorldCode.UNPROVEN_MEMBER, "'who'", "world 1"), stranger("digits", 1, "who", 1))
+    assert re.search(ends_with(WorldCode.EPOCH_OVER, "'other'", "world 1"), stranger("other", 1, "m1", 1))
 
 
 # -- the next world --------------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_a_fast_member_may_join_again_before_a_slow_one_said_goodbye(story: Stor
     story.join("old1", pid=2)
     story.leave("old0")
     assert story.join("new0", pid=1) == "", "the world breaks up, so anybody may wait for the next"
-    assert tells(story.progress("new0")[-1], "1 more", "epoch 1", "rank 1 (pid 2) on host node-a")
+    assert tells(story.progress("new0")[-1], "1 more", "world 1", "rank 1 (pid 2) on host node-a")
     story.leave("old1")
     assert story.ended == [("digits", 1)]
     story.join("new1", pid=2)

@@ -358,7 +358,7 @@ def test_an_id_never_means_two_things_and_nobody_waits_for_ever(steps: list[tupl
 @pytest.mark.parametrize(
     ("broken", "pattern"),
     [
-        (op(process_set=3), ends_with(OperationCode.NO_SUCH_SET, "set 3", "allreduce.x", "epoch 1")),
+        (op(process_set=3), ends_with(OperationCode.NO_SUCH_SET, "set 3", "allreduce.x", "world 1")),
         (op(dtype=99), ends_with(OperationCode.INVALID, "allreduce.x")),  # type: ignore[arg-type]
         (op(shape=[-1]), ends_with(OperationCode.INVALID, "allreduce.x")),
     ],

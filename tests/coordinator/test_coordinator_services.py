@@ -384,7 +384,7 @@ def test_the_negotiation_ends_with_its_member(crew: Crew) -> None:
     members[0].leave()
     code, sentence = members[0].negotiation.failure()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert re.search(ends_with(WorldCode.EPOCH_OVER, "Rank 0", f"epoch {members[1].world.epoch}"), sentence)
+    assert re.search(ends_with(WorldCode.EPOCH_OVER, "Rank 0", f"world {members[1].world.epoch}"), sentence)
     members[1].announce(op("allreduce.y"))  # goes on, and waits
     members[1].leave()
     assert members[1].negotiation.failure()[0] is grpc.StatusCode.FAILED_PRECONDITION
@@ -396,7 +396,7 @@ def test_the_negotiation_ends_with_its_member(crew: Crew) -> None:
 @pytest.mark.parametrize(
     ("changes", "pattern"),
     [
-        ({"epoch": 77}, ends_with(WorldCode.EPOCH_OVER, "Epoch 77", "'strangers'")),
+        ({"epoch": 77}, ends_with(WorldCode.EPOCH_OVER, "World 77", "'strangers'")),
         ({"member_id": "who"}, ends_with(WorldCode.UNPROVEN_MEMBER, "'who'")),
         ({"rank": 1}, ends_with(WorldCode.UNPROVEN_MEMBER, "rank 0", "rank 1")),
     ],
@@ -437,7 +437,7 @@ def test_a_stale_epoch_within_a_stream_is_refused(crew: Crew) -> None:
     member.negotiation.send(negotiation_pb2.NegotiationMessage(epoch=member.world.epoch + 1, announce=[op()]))
     code, sentence = member.negotiation.failure()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    epochs = f"epoch {member.world.epoch + 1}", f"epoch {member.world.epoch}."
+    epochs = f"world {member.world.epoch + 1}", f"world {member.world.epoch}."
     assert re.search(ends_with(OperationCode.CONTRADICTION, "Rank 0", *epochs), sentence)
 
 

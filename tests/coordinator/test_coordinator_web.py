@@ -113,10 +113,10 @@ def test_a_job_as_it_comes_and_goes(shown: tuple[EmbeddedCoordinator, str]) -> N
         page = read(f"{url}/", coordinator.web_token)[1]
         assert "<td>node-b</td><td>42</td>" in page
         assert "<td>1,048,576</td><td>2.5</td>" in page
-        assert f"Epoch 1 {EPOCH_BEGAN} 2 members" in page
+        assert f"World 1 {EPOCH_BEGAN} 2 members" in page
         second.leave()
         first.event("gone")
-        assert "Epoch 1: rank 1 (pid 42) on host node-b" in read(f"{url}/", coordinator.web_token)[1]
+        assert "World 1: rank 1 (pid 42) on host node-b" in read(f"{url}/", coordinator.web_token)[1]
         stranger = crew.member("m2", job="", size=2)
         assert stranger.membership.next().HasField("refused")
         metrics = read(f"{url}/metrics", coordinator.web_token)[1]

@@ -34,8 +34,7 @@ def test_a_world_that_waits_for_the_end_of_the_last_one() -> None:
     story.leave("old0")
     story.join("new0", pid=1)
     assert story.progress("new0")[-1].endswith(
-        "waiting for 1 more; waiting until the world of epoch 1 has ended, which still has rank 1 (pid 2) on "
-        "host node-a."
+        "waiting for 1 more; waiting until world 1 has ended, which still has rank 1 (pid 2) on host node-a."
     )
 
 

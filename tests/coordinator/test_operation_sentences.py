@@ -254,7 +254,7 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
         ),
         (
             lambda ranks: ranks.say(0, op(process_set=3)),
-            "Process set 3 of allreduce.x is not registered in epoch 1. [no-such-process-set]",
+            "Process set 3 of allreduce.x is not registered in world 1. [no-such-process-set]",
         ),
         (
             call_of_no_member,
@@ -326,7 +326,7 @@ def test_of_contradictions() -> None:
         (
             {"member_bytes": 2000},
             (
-                "The coordinator holds 0 bytes for rank 1 in epoch 7, and 14670 more for operation 'x' would exceed "
+                "The coordinator holds 0 bytes for rank 1 in world 7, and 14670 more for operation 'x' would exceed "
                 "its limit of 2000 bytes for one rank. Announce operations under names that come back in each step; "
                 "other ranks must start them, too. [too-many-operations]"
             ),
@@ -334,7 +334,7 @@ def test_of_contradictions() -> None:
         (
             {"world_bytes": 2000},
             (
-                "The coordinator holds 0 bytes for epoch 7, and 14670 more for operation 'x' of rank 1, which has 0 of "
+                "The coordinator holds 0 bytes for world 7, and 14670 more for operation 'x' of rank 1, which has 0 of "
                 "them, would exceed its limit of 2000 bytes for one world. Announce operations under names that come "
                 "back in each step; other ranks must start them, too. [too-many-operations]"
             ),

@@ -64,7 +64,7 @@ def test_a_member_is_lost_and_the_others_go_on() -> None:
     job.come_all("ab", host="h1")
     job.now_s += 1.5
     job.come_all("cd", host="h2")
-    assert job.last() == "Epoch 1 began with 4 members on hosts h1 and h2, 1.5 s after the first of them came."
+    assert job.last() == "World 1 began with 4 members on hosts h1 and h2, 1.5 s after the first of them came."
     job.lose("b1", "it ended by signal 9 (SIGKILL)")
     (lost,) = [entry for entry in job.story.entries if entry.event == LOST]
     assert (lost.epoch, lost.rank, lost.host, lost.at) == (1, 1, "h1", WALL_S + 1.5)
@@ -74,7 +74,7 @@ def test_a_member_is_lost_and_the_others_go_on() -> None:
     job.again("acd")
     assert job.events() == [FORMED, LOST, FORMED], "those that join again have no entry"
     assert job.last() == (
-        "Epoch 2 began with 3 members on host node-a, 24 ms after rank 1 on host h1 was lost: rank 0 of epoch 1 keeps "
+        "World 2 began with 3 members on host node-a, 24 ms after rank 1 on host h1 was lost: rank 0 of world 1 keeps "
         "its number, ranks 2 and 3 are now ranks 1 and 2."
     )
 
@@ -88,7 +88,7 @@ def test_newcomers_wait_and_are_taken_in() -> None:
     assert "2 processes wait to be taken in" in job.last()
     job.again("ab")
     assert job.last().endswith(
-        "0 ms after the first of its members left epoch 1 to join again: the members of epoch 1 keep their ranks, "
+        "0 ms after the first of its members left world 1 to join again: the members of world 1 keep their ranks, "
         "ranks 2 and 3 are new."
     )
 
@@ -124,7 +124,7 @@ def test_who_does_not_join_again_is_named() -> None:
     job.lose("b1")
     job.come("a")
     job.come("c")
-    assert job.last().endswith("rank 2 is now rank 1, rank 1 of epoch 1 did not join again.")
+    assert job.last().endswith("rank 2 is now rank 1, rank 1 of world 1 did not join again.")
 
 
 def test_who_has_waited_in_vain_does_not_wait_for_ever() -> None:
@@ -145,13 +145,13 @@ def test_the_end_is_told_once_and_the_job_may_begin_anew() -> None:
     for name in "abc":
         job.leave(job.member(name))
     assert job.events() == [FORMED, LEFT]
-    assert job.last() == "Epoch 1: ranks 0-2 have done their work and left."
+    assert job.last() == "World 1: ranks 0-2 have done their work and left."
     for _ in range(2):
         job.story.over(job.moment())
     assert job.events() == [FORMED, LEFT, OVER]
     assert job.story.members == 0
     job.come_all("def")
-    assert job.last() == "Epoch 2 began with 3 members on host node-a, 0 ms after the first of them came."
+    assert job.last() == "World 2 began with 3 members on host node-a, 0 ms after the first of them came."
 
 
 def test_losses_have_evidence() -> None:
@@ -190,8 +190,8 @@ def test_a_large_world_has_a_short_story() -> None:
     sentences = [entry.sentence for entry in story.entries]
     assert len(sentences) == 1 + told.MAX_TOLD + 2
     assert sentences[-2:] == [
-        "Epoch 1: 1992 further members left or were lost.",
-        "Epoch 1: 3000 members have done their work and left.",
+        "World 1: 1992 further members left or were lost.",
+        "World 1: 3000 members have done their work and left.",
     ]
     assert story.members == 0
 

@@ -35,15 +35,15 @@ def story_in(err: str) -> list[str]:
 def check(told: list[str], host_0: str, host_1: str) -> None:
     """That of a job of two, whose rank 1 was killed and replaced."""
     began = [line for line in told if EPOCH_BEGAN in line]
-    assert re.match(rf"Epoch 1 {EPOCH_BEGAN} 2 members", began[0])
-    (lost,) = [line for line in told if line.startswith("Epoch 1: ")]
-    assert re.match(rf"Epoch 1: rank 1 \(pid \d+\) on host {host_1} {WAS_LOST}: .*SIGKILL", lost)
+    assert re.match(rf"World 1 {EPOCH_BEGAN} 2 members", began[0])
+    (lost,) = [line for line in told if line.startswith("World 1: ")]
+    assert re.match(rf"World 1: rank 1 \(pid \d+\) on host {host_1} {WAS_LOST}: .*SIGKILL", lost)
     assert re.match(
-        rf"Epoch 2 began with 1 member on host {host_0}, \d+ .* after rank 1 on host {host_1} was lost: the members of "
-        r"epoch 1 keep their ranks\.$",
+        rf"World 2 began with 1 member on host {host_0}, \d+ .* after rank 1 on host {host_1} was lost: the members of "
+        r"world 1 keep their ranks\.$",
         began[1],
     )
-    assert re.match(r"Epoch 3 began with 2 members on .*, rank 1 is new\.$", began[2])
+    assert re.match(r"World 3 began with 2 members on .*, rank 1 is new\.$", began[2])
     assert told.index(began[0]) < told.index(lost) < told.index(began[1]) < told.index(began[2])
 
 
@@ -106,12 +106,12 @@ def test_each_entry_is_told_once() -> None:
 def test_the_tables() -> None:
     world = story_pb2.JobStory(job="digits", epoch=3, size=4, members=3)
     listing = jobs_pb2.Listing(worlds=[world, story_pb2.JobStory(job="new")])
-    table = "WORLD   EPOCH  MEMBERS\ndigits  3      3 of 4\nnew     0      waits\n\n"
+    table = "JOB     WORLD  MEMBERS\ndigits  3      3 of 4\nnew     0      waits\n\n"
     assert as_table(listing, now_s=0).startswith(table)
     over = story_pb2.JobStory(job="old", epoch=2, entries=[entry(5, 2, story_pb2.STORY_EVENT_OVER, "All is done.")])
-    assert "old    2      over\n" in as_table(jobs_pb2.Listing(worlds=[over]), now_s=0)
-    world.entries.append(entry(1, 3, story_pb2.STORY_EVENT_FORMED, "Epoch 3 began."))
+    assert "old  2      over\n" in as_table(jobs_pb2.Listing(worlds=[over]), now_s=0)
+    world.entries.append(entry(1, 3, story_pb2.STORY_EVENT_FORMED, "World 3 began."))
     assert re.match(
-        r"digits: epoch 3, 3 of 4 members\.\n  2001-09-0\d \d\d:\d6:40  Epoch 3 began\.\n$",
+        r"digits: world 3, 3 of 4 members\.\n  2001-09-0\d \d\d:\d6:40  World 3 began\.\n$",
         as_story(jobs_pb2.Listing(worlds=[world]), now_s=0),
     )

@@ -111,5 +111,5 @@ def test_a_member_tells_its_settings_and_its_world(coordinator: EmbeddedCoordina
     lines = stderr_of(
         f"hvd.init('{coordinator.address}', size=1)", HOROVOD_LOG_LEVEL="debug", HOROVOD_LOG_HIDE_TIME="1"
     )
-    assert any("is in epoch 1 of 1 ranks" in line for line in lines), lines
+    assert any("is in world 1 of 1 ranks" in line for line in lines), lines
     assert any("DEBUG: Settings: HOROVOD_COORDINATOR=" in line for line in lines)

@@ -334,7 +334,7 @@ def test_a_final_refusal_ends_the_epoch_only_when_something_is_undecided(setup):
 def test_the_end_of_the_epoch_leaves_the_last_word_to_the_membership(setup, is_told):
     """Both streams end with the world, in any order; that of the membership says why."""
     setup.session.is_told = is_told
-    setup.server.details = coded(WorldCode.EPOCH_OVER, "Epoch 7 is over.")
+    setup.server.details = coded(WorldCode.EPOCH_OVER, "World 7 is over.")
     stream, _ = setup.stream()
     setup.announce("new")
     assert names(next(stream.requests)) == ["new"]
@@ -347,7 +347,7 @@ def test_the_end_of_the_epoch_leaves_the_last_word_to_the_membership(setup, is_t
     else:
         kind, sentence = setup.applied()
         assert kind == "abort"
-        assert re.search(ends_with(WorldCode.EPOCH_OVER, "'new'", "Epoch 7 is over"), sentence)
+        assert re.search(ends_with(WorldCode.EPOCH_OVER, "'new'", "World 7 is over"), sentence)
 
 
 @pytest.mark.parametrize("setup", [{"grace_seconds": 0.2}], indirect=True)

@@ -300,7 +300,7 @@ def one_world() -> membership_pb2.MembershipEvent:
 
 def gone(epoch: int, rank: int, orderly: bool) -> membership_pb2.MembershipEvent:
     event = membership_pb2.MemberGone(
-        epoch=epoch, rank=rank, orderly=orderly, sentence=f"Rank {rank} of epoch {epoch}."
+        epoch=epoch, rank=rank, orderly=orderly, sentence=f"Rank {rank} of world {epoch}."
     )
     return membership_pb2.MembershipEvent(gone=event)
 
@@ -330,7 +330,7 @@ def test_members_that_are_gone_are_told_to_the_engine_in_order_and_stale_ones_ar
         engine = Listening()
         session.member.attach(engine)  # type: ignore[arg-type]
         assert engine.enough.wait(30)
-        sentence = "Rank 1 of epoch 7."
+        sentence = "Rank 1 of world 7."
         left, lost = coded(OperationCode.SHUT_DOWN, sentence), coded(OperationCode.PEER_LOST, sentence)
         assert engine.heard == [("left", 1, left), ("abort", lost)]
         session.close("test is over")
@@ -343,7 +343,7 @@ def test_a_member_that_goes_before_the_engine_stands_ends_the_start():
     with scripted(Scripted([one_world(), gone(7, 1, False)], stay=True)) as address:
         session = Session(address)
         session.join(request(), time.monotonic() + 30)
-        with pytest.raises(StartError, match=ends_with(OperationCode.PEER_LOST, "Rank 1 of epoch 7")):  # noqa: PT012
+        with pytest.raises(StartError, match=ends_with(OperationCode.PEER_LOST, "Rank 1 of world 7")):  # noqa: PT012
             while True:
                 session.member.check()
         session.close()

@@ -64,7 +64,7 @@ def test_a_message_that_is_no_world_is_refused(broken):
         world.local_ranks.append(0)
     if broken == "me twice":
         world.members[0].member_id = "m1"
-    with pytest.raises(StartError, match=ends_with(EngineCode.INTERNAL, "'job'", "epoch 7")):
+    with pytest.raises(StartError, match=ends_with(EngineCode.INTERNAL, "'job'", "number 7")):
         World.from_message(world, "m9" if broken == "missing me" else "m1")
 
 

@@ -112,7 +112,7 @@ def test_of_a_job_that_has_its_members() -> None:
     )
     story.form()
     assert story.join("third", pid=8) == (
-        "Job 'digits' already runs with 2 members in epoch 1: rank 0 (pid 6) on host node-a and rank 1 (pid 7) on host "
+        "Job 'digits' already runs with 2 members in world 1: rank 0 (pid 6) on host node-a and rank 1 (pid 7) on host "
         "node-a. Wait until it has ended, or give this job another name (HOROVOD_JOB). [job-runs-already]"
     )
 
@@ -126,7 +126,7 @@ def test_of_a_member_without_which_its_world_went_on() -> None:
     assert refused is not None
     assert refused.sentence == ("Rank 1 (pid 7) on host node-a was declared lost: its host is gone. [declared-lost]")
     assert story.membership.stranger("digits", 2, "first", 0) == (
-        "Epoch 2 of job 'digits' is over; it is in epoch 1 now. [epoch-over]"
+        "World 2 of job 'digits' is over; it is in world 1 now. [epoch-over]"
     )
     assert story.membership.stranger("digits", 1, "first", 1) == (
         "Member 'first' of job 'digits' is rank 0, not rank 1. [unproven-member]"
@@ -213,7 +213,7 @@ def test_of_a_world_that_is_not_complete_in_time() -> None:
 
 def test_of_a_world_that_makes_no_sense() -> None:
     assert text_of(lambda: World.from_message(message("a", "b"), "m9")) == (
-        "The coordinator sent a world (job 'job', epoch 7) that is not usable: this process is in it 0 times. This is "
+        "The coordinator sent a world (job 'job', number 7) that is not usable: this process is in it 0 times. This is "
         "a bug of the coordinator; please report it. [internal]"
     )
 

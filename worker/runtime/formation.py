@@ -148,7 +148,7 @@ def form(
         session.member.attach(engine)
         negotiator = _negotiate(settings, world, session, engine) if world.size > 1 else None
         me, name = capitalized(world.label(world.rank)), transport.name
-        log.info("%s is in epoch %d of %d ranks over %s.", me, world.epoch, world.size, name)
+        log.info("%s is in world %d of %d ranks over %s.", me, world.epoch, world.size, name)
         context = Context(settings, world, engine, session, negotiator, name, inodes)
         if stopped_peers is not None:
             context.when_closed.append(stopped_peers.close)

@@ -373,7 +373,7 @@ class LocalMember:
         elif world.epoch != self.world.epoch:
             return coded(
                 WorldCode.DECLARED_LOST,
-                f"The coordinator at {self.streams.address} started epoch {world.epoch} without this process.",
+                f"The coordinator at {self.streams.address} started world {world.epoch} without this process.",
             )
         return ""
 

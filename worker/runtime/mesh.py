@@ -369,7 +369,7 @@ class _Assembly:
     def _admit(self, greeting: Greeting) -> None:
         world = self._world
         if greeting.epoch != world.epoch:
-            raise StrangerError(f"it is of epoch {greeting.epoch}, this is epoch {world.epoch}")
+            raise StrangerError(f"it is of world {greeting.epoch}, this is world {world.epoch}")
         if greeting.receiver != world.rank:
             raise StrangerError(f"it looks for rank {greeting.receiver}, this is rank {world.rank}")
         if greeting.sender <= world.rank or (greeting.sender, greeting.index) not in self._slots:

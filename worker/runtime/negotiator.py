@@ -412,7 +412,7 @@ class Negotiator:
 
     def _apply(self, decisions: negotiation_pb2.Decisions) -> None:
         if decisions.epoch != self._epoch:
-            log.info("Decisions for epoch %d were ignored; this is epoch %d.", decisions.epoch, self._epoch)
+            log.info("Decisions for world %d were ignored; this is world %d.", decisions.epoch, self._epoch)
             return
         with self._changed:
             self._decided_at = time.monotonic()

@@ -189,7 +189,7 @@ def _unusable(message: membership_pb2.World, problem: str) -> StartError:
     return StartError(
         coded(
             EngineCode.INTERNAL,
-            f"The coordinator sent a world (job {message.job!r}, epoch {message.epoch}) that is not usable: "
+            f"The coordinator sent a world (job {message.job!r}, number {message.epoch}) that is not usable: "
             f"{problem}. This is a bug of the coordinator; please report it.",
         )
     )

@@ -114,13 +114,13 @@ class Budget:
         held = self.of(rank)
         if held + count > self._member_limit:
             raise TooMuchError(
-                f"The coordinator holds {held} bytes for rank {rank} in epoch {self._epoch}, and {count} more for "
+                f"The coordinator holds {held} bytes for rank {rank} in world {self._epoch}, and {count} more for "
                 f"{what} would exceed its limit of {self._member_limit} bytes for one rank. Announce operations under "
                 "names that come back in each step; other ranks must start them, too."
             )
         if self._total + count > self._world_limit:
             raise TooMuchError(
-                f"The coordinator holds {self._total} bytes for epoch {self._epoch}, and {count} more for {what} of "
+                f"The coordinator holds {self._total} bytes for world {self._epoch}, and {count} more for {what} of "
                 f"rank {rank}, which has {held} of them, would exceed its limit of {self._world_limit} bytes for one "
                 "world. Announce operations under names that come back in each step; other ranks must start them, too."
             )

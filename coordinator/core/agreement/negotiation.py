@@ -141,7 +141,7 @@ class Negotiation:
         waiting = sum(len(one.pending) + len(one.agreed) for one in self._sets.values())
         if waiting + len(message.announce) > MAX_PENDING:
             raise TooMuchError(
-                f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in epoch "
+                f"Rank {rank} announces {len(message.announce)} operations, but {waiting} wait for some rank in world "
                 f"{self.epoch} already; the limit is {MAX_PENDING}. Other ranks must start them, too."
             )
         if message.HasField("hello"):
@@ -313,7 +313,7 @@ class Negotiation:
             self.remove_process_set(number, batch)
         elif known is None:
             if len(self._sets) > MAX_PROCESS_SETS:
-                raise TooMuchError(f"Epoch {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
+                raise TooMuchError(f"World {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
             self.add_process_set(number, ranks, rank)
 
     # -- announcements -----------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ class Negotiation:
         if process_set is None:
             sentence = coded(
                 OperationCode.NO_SUCH_SET,
-                f"Process set {op.process_set} of {op.name[:200]} is not registered in epoch {self.epoch}.",
+                f"Process set {op.process_set} of {op.name[:200]} is not registered in world {self.epoch}.",
             )
         elif rank not in process_set.members:
             sentence = coded(

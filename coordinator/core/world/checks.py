@@ -237,11 +237,11 @@ def conflict_with_world(world: pb.World, request: pb.JoinRequest) -> str:
     if its != sizes:
         return coded(
             WorldCode.MEMBERS_DISAGREE,
-            f"{capitalized(describe(request))} expects {its} in job {request.job!r}, which runs in epoch {world.epoch} "
+            f"{capitalized(describe(request))} expects {its} in job {request.job!r}, which runs in world {world.epoch} "
             f"and has {sizes}; start every process with the same HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE, or give this "
             "job another name (HOROVOD_JOB).",
         )
-    return _difference_of_options(world.options, f"the world of epoch {world.epoch}", request)
+    return _difference_of_options(world.options, f"world {world.epoch}", request)
 
 
 def _difference_of_options(options: Mapping[str, str], who: str, request: pb.JoinRequest) -> str:

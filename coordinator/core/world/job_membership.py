@@ -231,7 +231,7 @@ class JobMembership:
         who = shortened([str(one) for one in present.values()], 4)
         return coded(
             WorldCode.JOB_RUNS_ALREADY,
-            f"Job {self.name!r} already runs with {plural(len(present), 'member')} in epoch "
+            f"Job {self.name!r} already runs with {plural(len(present), 'member')} in world "
             f"{self.liveness.world.epoch}: {who}. Wait until it has ended, or give this job another name "
             "(HOROVOD_JOB).",
         )
@@ -291,10 +291,10 @@ class JobMembership:
             return self.liveness.may_attach(attach)
         last = self.rendezvous.last
         if last is not None and attach.epoch <= last.epoch:
-            return lost(WorldCode.EPOCH_OVER, f"Epoch {attach.epoch} of job {attach.job!r} is over.")
+            return lost(WorldCode.EPOCH_OVER, f"World {attach.epoch} of job {attach.job!r} is over.")
         return unknown(
             WorldCode.UNKNOWN_WORLD,
-            f"The coordinator does not know epoch {attach.epoch} of job {attach.job!r}; it was restarted.",
+            f"The coordinator does not know world {attach.epoch} of job {attach.job!r}; it was restarted.",
         )
 
     def attach(

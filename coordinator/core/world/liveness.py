@@ -113,7 +113,7 @@ class Liveness:
         job, epoch = self.world.job, self.world.epoch
         if attach.epoch < epoch:
             return lost(
-                WorldCode.EPOCH_OVER, f"Epoch {attach.epoch} of job {job!r} is over; it is in epoch {epoch} now."
+                WorldCode.EPOCH_OVER, f"World {attach.epoch} of job {job!r} is over; it is in world {epoch} now."
             )
         if (cause := self._causes.get(attach.member_id)) is not None:
             return lost(WorldCode.DECLARED_LOST, cause)
@@ -121,7 +121,7 @@ class Liveness:
         if one is None or one.rank != attach.rank:
             return unknown(
                 WorldCode.UNKNOWN_WORLD,
-                f"Rank {attach.rank} of epoch {epoch} of job {job!r} is not the member that asks; the coordinator was "
+                f"Rank {attach.rank} of world {epoch} of job {job!r} is not the member that asks; the coordinator was "
                 "restarted.",
             )
         return None
@@ -372,13 +372,13 @@ class Liveness:
         """Why a claim to be `rank` of that world is false, or "" when it is proven."""
         job = self.world.job
         if not self.runs:
-            return coded(WorldCode.EPOCH_OVER, f"Job {job!r} has no running world; epoch {epoch} is over.")
+            return coded(WorldCode.EPOCH_OVER, f"Job {job!r} has no running world; world {epoch} is over.")
         if epoch != self.world.epoch:
-            now = f"it is in epoch {self.world.epoch} now"
-            return coded(WorldCode.EPOCH_OVER, f"Epoch {epoch} of job {job!r} is over; {now}.")
+            now = f"it is in world {self.world.epoch} now"
+            return coded(WorldCode.EPOCH_OVER, f"World {epoch} of job {job!r} is over; {now}.")
         one = self.present.get(member_id)
         if one is None:
-            none = f"Member {member_id!r} is not part of epoch {epoch} of job {job!r}."
+            none = f"Member {member_id!r} is not part of world {epoch} of job {job!r}."
             return coded(WorldCode.UNPROVEN_MEMBER, none)
         if one.rank != rank:
             other = f"is rank {one.rank}, not rank {rank}"

@@ -390,14 +390,14 @@ class Rendezvous:
             parts.append(f"waiting for the end of what failed ({failed}), which decides who is in the next world")
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
-            parts.append(f"waiting until the world of epoch {self.last.epoch} has ended, which still has {who}")
+            parts.append(f"waiting until world {self.last.epoch} has ended, which still has {who}")
         if self._refused:
             parts.append(self._refused)
         return f"{len(self.waiting)} of {sizes} of job {self._job!r} joined; {'; '.join(parts)}."
 
     def _parked_in_words(self, sizes: Sizes) -> str:
         assert self.last is not None
-        members = f"{plural(len(self.awaited), 'member')} in epoch {self.last.epoch}"
+        members = f"{plural(len(self.awaited), 'member')} in world {self.last.epoch}"
         who = f"{plural(len(self.waiting), 'process')} {'waits' if len(self.waiting) == 1 else 'wait'}"
         if len(self.awaited) >= sizes.most:
             return f"Job {self._job!r} runs with {members}, the most that it may have; {who} for a place."

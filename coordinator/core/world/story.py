@@ -85,7 +85,7 @@ class Story:
         after = self._after()
         hosts = list(dict.fromkeys(host.identity.name for host in world.hosts))
         where = f"{'host' if len(hosts) == 1 else 'hosts'} {shortened(hosts, _MOST_HOSTS)}"
-        began = f"Epoch {world.epoch} began with {plural(len(world.members), 'member')} on {where}"
+        began = f"World {world.epoch} began with {plural(len(world.members), 'member')} on {where}"
         if after:
             began += f", {_duration(took_s)} after {after}"
         old = (claims.get(one.member_id) for one in world.members)
@@ -99,7 +99,7 @@ class Story:
         """A member of the world has left it or was lost."""
         if told.epoch != self.epoch or told.rank in self._gone:
             return
-        self._begin_to_wait(f"the first of its members left epoch {self.epoch} to join again", moment)
+        self._begin_to_wait(f"the first of its members left world {self.epoch} to join again", moment)
         if not told.returns:
             self._gone[told.rank] = told
             self.members = max(0, self.members - 1)
@@ -122,7 +122,7 @@ class Story:
         world = record.world
         if self.epoch != world.epoch:
             self._begin_world(world)
-            began = f"Epoch {world.epoch} began with {plural(len(world.members), 'member')}, at another coordinator."
+            began = f"World {world.epoch} began with {plural(len(world.members), 'member')}, at another coordinator."
             self._add(FORMED, began, moment)
         lasting = [one for one in gone.gone if not one.returns]
         unknown = len(lasting) - (self.size - self.members)
@@ -134,7 +134,7 @@ class Story:
         if gone.gone:  # without a loss the world goes on as it was
             self._begin_to_wait("the job was taken over", moment)
         present = f"{self.members} of its {plural(self.size, 'member')}"
-        sentence = f"Epoch {self.epoch} was taken over from another coordinator, with {present}."
+        sentence = f"World {self.epoch} was taken over from another coordinator, with {present}."
         self._add(TAKEN_OVER, sentence, moment, replaces=self._last_is(TAKEN_OVER))
 
     def over(self, moment: Moment) -> None:
@@ -143,7 +143,7 @@ class Story:
         self._since_s, self._awaits = None, ""
         self._gone = {}
         if self.entries and not self.is_over:
-            none = f"is left after epoch {self.epoch}" if self.epoch else "waits for its first world any more"
+            none = f"is left after world {self.epoch}" if self.epoch else "waits for its first world any more"
             self._add(OVER, f"No process of the job {none}.", moment)
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -178,12 +178,12 @@ class Story:
         stayed = moved.pop(0, [])
         parts = []
         if not moved:
-            parts.append(f"the members of epoch {self.epoch} keep their ranks")
+            parts.append(f"the members of world {self.epoch} keep their ranks")
         elif stayed:
             keep = "keeps its number" if len(stayed) == 1 else "keep their numbers"
-            parts.append(f"{ranks_in_words(stayed)} of epoch {self.epoch} {keep}")
+            parts.append(f"{ranks_in_words(stayed)} of world {self.epoch} {keep}")
         for by, ranks in list(moved.items())[:_MOST_HOSTS]:
-            of = "" if parts else f" of epoch {self.epoch}"
+            of = "" if parts else f" of world {self.epoch}"
             now = ranks_in_words(old - by for old in ranks)
             parts.append(f"{ranks_in_words(ranks)}{of} {'is' if len(ranks) == 1 else 'are'} now {now}")
         if len(moved) > _MOST_HOSTS:
@@ -191,24 +191,24 @@ class Story:
         if new := set(range(size)) - before.keys():
             parts.append(f"{ranks_in_words(new)} {'is' if len(new) == 1 else 'are'} new")
         if absent := set(range(self.size)) - set(before.values()) - self._gone.keys():
-            parts.append(f"{ranks_in_words(absent)} of epoch {self.epoch} did not join again")
+            parts.append(f"{ranks_in_words(absent)} of world {self.epoch} did not join again")
         return ", ".join(parts)
 
     def _tell_gone(self, told: membership_pb2.MemberGone, moment: Moment) -> None:
         event = LEFT if told.orderly else LOST
-        sentence = f"Epoch {self.epoch}: {uncapitalized(told.sentence)}"
+        sentence = f"World {self.epoch}: {uncapitalized(told.sentence)}"
         if told.done:
             self._done.append(told.rank)
             count = len(self._done)
             who = ranks_in_words(self._done) if count <= _MOST_NAMED else plural(count, "member")
             if count > 1:
-                merged = f"Epoch {self.epoch}: {who} have done their work and left."
+                merged = f"World {self.epoch}: {who} have done their work and left."
                 self._add(event, merged, moment, brief=True, replaces=self._last_is(LEFT))
                 return
         else:
             self._told += 1
             if self._told > MAX_TOLD:
-                others = f"Epoch {self.epoch}: {plural(self._told - MAX_TOLD, 'further member')} left or were lost."
+                others = f"World {self.epoch}: {plural(self._told - MAX_TOLD, 'further member')} left or were lost."
                 self._add(event, others, moment, brief=True, replaces=self._last_is(LOST, LEFT, brief=True))
                 return
         self._add(event, sentence, moment, told=told)

@@ -215,7 +215,7 @@ class JobWork:
     def _in_words(self, job: str) -> str:
         loss = f" (the last loss: {self.last_loss.rstrip('.')})" if self.last_loss else ""
         return (
-            f"What job {job!r} had committed up to epoch {self.committed_epoch} is lost: no process that held it is "
+            f"What job {job!r} had committed up to world {self.committed_epoch} is lost: no process that held it is "
             f"left{loss}."
         )
 

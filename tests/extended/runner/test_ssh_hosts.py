@@ -86,7 +86,7 @@ def test_a_world_on_other_hosts(hosts: Hosts) -> None:
     assert sorted(out.splitlines(), key=lambda line: int(line[1 : line.index("]")])) == expected
     assert f"on {hosts.names[1]}, over eth0" in err
     assert re.search(
-        rf"^horovodrun: [\d:.]+ Epoch 1 {EPOCH_BEGAN} 4 members on hosts? {hosts.names[1]}", err, re.MULTILINE
+        rf"^horovodrun: [\d:.]+ World 1 {EPOCH_BEGAN} 4 members on hosts? {hosts.names[1]}", err, re.MULTILINE
     )
 
 

@@ -188,7 +188,7 @@ def as_table(listing: jobs_pb2.Listing, now_s: float) -> str:
     if not listing.jobs and not listing.worlds:
         lines = ["No job is known here."]
     if listing.worlds:
-        worlds = [("WORLD", "EPOCH", "MEMBERS")]
+        worlds = [("JOB", "WORLD", "MEMBERS")]
         for one in listing.worlds:
             is_over = bool(one.entries) and one.entries[-1].event == story_pb2.STORY_EVENT_OVER
             members = f"{one.members} of {one.size}" if one.members else "over" if is_over else "waits"
@@ -205,7 +205,7 @@ def as_story(listing: jobs_pb2.Listing, now_s: float) -> str:
     """One job, and what has happened to its worlds, for people."""
     lines = _jobs_as_table(listing.jobs, now_s)
     for world in listing.worlds:
-        now = f"epoch {world.epoch}, {world.members} of {world.size} members" if world.members else "no world runs"
+        now = f"world {world.epoch}, {world.members} of {world.size} members" if world.members else "no world runs"
         lines += [*([""] if lines else []), f"{printable(world.job)}: {now}."]
         for entry in world.entries:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.at))
