@@ -50,7 +50,7 @@ _SCHEMA = (
 class SqliteFile:
     """Used by one thread only, that which made it."""
 
-    def __init__(self, path: Path, most_bytes: int, least_revision: int) -> None:
+    def __init__(self, path: Path, most_bytes: int, least_revision: int = 0) -> None:
         """most_bytes: to which the file may grow. least_revision: of a file that exists.
 
         Raises OSError with a sentence.
