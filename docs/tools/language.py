@@ -22,7 +22,6 @@ GENERATED = {f"docs/{name}.md" for name in ("errors", "settings", "frameworks", 
 # Pages that are still to be rewritten.
 NOT_YET = {
     "docs/adr",
-    "docs/algorithms.md",
     "docs/benchmarks-history.md",
     "docs/scaling.md",
 }
