@@ -22,8 +22,6 @@ GENERATED = {f"docs/{name}.md" for name in ("errors", "settings", "frameworks", 
 # Pages that are still to be rewritten.
 NOT_YET = {
     "docs/adr",
-    "docs/benchmarks-history.md",
-    "docs/scaling.md",
 }
 
 # Right uses of words that a rule finds. A finding is dropped if it begins with one of these patterns.
