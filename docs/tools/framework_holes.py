@@ -56,18 +56,18 @@ def _for(reason: str, *frameworks: str) -> dict[str, str]:
 
 
 _OF_THE_BACKEND: Final = _for(
-    "`horovod.keras` is for Keras's own loop, `fit`. A loop of one's own takes this from the module of the backend "
-    "(`horovod.tensorflow`, `horovod.torch`, `horovod.jax`), which is in the same world.",
+    "`horovod.keras` is for Keras's own loop, `fit`. In your own loop, import this from the module of the backend "
+    "(`horovod.tensorflow`, `horovod.torch`, `horovod.jax`), which belongs to the same world.",
     "Keras",
 )
 _HANDLES: Final = _OF_THE_BACKEND | _for(
-    "The framework runs operations asynchronously by itself, from its graph or its queue; `grouped_*` starts several "
+    "The framework itself runs operations asynchronously, from its graph or its queue; `grouped_*` starts several "
     "at once.",
     "TensorFlow",
     "JAX",
 )
 _IN_PLACE: Final = _OF_THE_BACKEND | {
-    "TensorFlow": "Tensors do not change, and variables are assigned: `variable.assign(hvd.allreduce(variable))`.",
+    "TensorFlow": "Tensors do not change. Assign to a variable instead: `variable.assign(hvd.allreduce(variable))`.",
     "JAX": "Arrays do not change.",
 }
 _OF_GRAPHS: Final = _for(
@@ -79,10 +79,10 @@ _OF_GRAPHS: Final = _for(
 )
 _OF_KERAS: Final = _for("For `fit` and the files of Keras.", "PyTorch", "TensorFlow", "JAX", "MXNet")
 _DENSE: Final = "Gradients are dense in JAX."
-_LOCAL: Final = "Parameters that each rank has for itself get an optimizer of their own, which is not distributed"
+_LOCAL: Final = "Give parameters of a single rank a separate optimizer, which is not distributed"
 _PASSES: Final = (
-    'MXNet accumulates by itself: with `grad_req="add"`, step after several batches and give `step` the number of all '
-    "their samples."
+    'MXNet has its own accumulation: with `grad_req="add"`, step after several batches and give `step` the number of '
+    "all their samples."
 )
 
 # A name, or an option as `name(option)`, by patterns of fnmatch; the first that knows the framework counts.
@@ -104,14 +104,14 @@ REASONS: Final[dict[str, dict[str, str]]] = {
     "reducescatter(*scale_factor)": _OF_THE_BACKEND,
     "reducescatter(compression)": _OF_THE_BACKEND,
     "broadcast_optimizer_state": {
-        "MXNet": "The first step makes the state, from zeros, so it is the same on all ranks. What was saved is loaded "
-        "on every rank, or is part of an `elastic.MXNetState`.",
+        "MXNet": "The first step makes the state, from zeros, so it is the same on all ranks. Load a saved state on "
+        "every rank, or make it part of an `elastic.MXNetState`.",
     },
     "broadcast_optimizer_state(model)": {
         "JAX": "PyTorch's state is made from the model when it is empty; an Optax state never is.",
     },
     "DistributedGradientTape": _for(
-        "The optimizer reduces the gradients, and nothing else has to be wrapped.", "PyTorch", "Keras", "MXNet"
+        "The optimizer reduces the gradients; you wrap nothing else.", "PyTorch", "Keras", "MXNet"
     ),
     "PartialDistributedOptimizer": {
         "PyTorch": f"{_LOCAL}.",
@@ -119,7 +119,7 @@ REASONS: Final[dict[str, dict[str, str]]] = {
         "JAX": f"{_LOCAL}, by `optax.multi_transform`.",
     },
     "HorovodInternalError": _for(
-        "Operations raise TensorFlow's errors, with Horovod's sentence and its code. The class is in "
+        "Operations raise TensorFlow's errors, with Horovod's message and its code. The class is in "
         "`horovod.common.exceptions`.",
         "TensorFlow",
         "Keras",
@@ -136,8 +136,8 @@ REASONS: Final[dict[str, dict[str, str]]] = {
     "callbacks.*": _OF_KERAS,
     "elastic.*Callback": _OF_KERAS,
     "elastic.ElasticSampler": _for(
-        "A sampler for PyTorch's DataLoader. Elsewhere a callback given to `state.register_reset_callbacks` shares out "
-        "the data anew, by `hvd.rank()` and `hvd.size()`.",
+        "A sampler for PyTorch's DataLoader. In other frameworks, split the data again in a callback of "
+        "`state.register_reset_callbacks`, by `hvd.rank()` and `hvd.size()`.",
         "TensorFlow",
         "Keras",
         "JAX",
@@ -149,8 +149,8 @@ REASONS: Final[dict[str, dict[str, str]]] = {
     "*(session)": _OF_GRAPHS,
     "*(use_locking)": _OF_GRAPHS,
     "DistributedOptimizer(name)": _for(_OF_GRAPHS["JAX"], "PyTorch", "JAX", "MXNet"),
-    "*(priority)": _for("MXNet's own, and without effect there.", "PyTorch", "TensorFlow", "Keras", "JAX"),
-    "join(device)": {"TensorFlow": "The device is that of the operation."},
+    "*(priority)": _for("An option of MXNet, without effect there.", "PyTorch", "TensorFlow", "Keras", "JAX"),
+    "join(device)": {"TensorFlow": "The device of the operation is used."},
     "DistributedOptimizer(average_aggregated_gradients)": {
         "PyTorch": "Divide the loss by the number of passes, as in PyTorch without Horovod.",
         "MXNet": _PASSES,
@@ -160,10 +160,10 @@ REASONS: Final[dict[str, dict[str, str]]] = {
         "Only PyTorch's parameters do not know their names.", "TensorFlow", "Keras", "JAX", "MXNet"
     ),
     "DistributedOptimizer(optimizer_params)": _for(
-        "Of MXNet's trainer, which makes the optimizer.", "PyTorch", "TensorFlow", "Keras", "JAX"
+        "MXNet's trainer makes the optimizer from it.", "PyTorch", "TensorFlow", "Keras", "JAX"
     ),
     "*(prefix)": _for(
-        "Names on the wire come from the parameters' names, or are counted.", "PyTorch", "TensorFlow", "Keras", "JAX"
+        "Operations are named by the parameters' names, or numbered.", "PyTorch", "TensorFlow", "Keras", "JAX"
     ),
     "DistributedOptimizer(scale_local_gradients)": {
         "PyTorch": f"{_LOCAL}.",

@@ -25,9 +25,8 @@ _BEGIN = """# What each framework has
 
 Made from the sources by `python docs/tools/frameworks_page.py > docs/frameworks.md`; a test compares the two.
 
-`yes`: it is there under that name. Another name: what there is in its place. A number: it is not there, and
-[below](#reasons) stands why. Keras is `horovod.keras`; `horovod.tensorflow.keras` has the same. What a name does
-is in the [API](api.md).
+`yes`: available under this name. Another name: use that one. A number: not available; see [the reason](#reasons).
+Keras is `horovod.keras`; `horovod.tensorflow.keras` has the same names. The [API](api.md) explains each name.
 """
 
 

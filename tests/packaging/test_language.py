@@ -45,6 +45,7 @@ HABITS = (
     "The keeper ends.",
     "A rank leaves the world.",
     "Launchers the like of mpirun.",
+    "<<<<<<< HEAD",
 )
 
 GOOD = """# What is not protected
