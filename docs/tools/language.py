@@ -52,7 +52,7 @@ RULES = (
         "`if` or `when`: `where` is for a place",
     ),
     (r"\bbesides\b", "`also`, or name the two things"),
-    (r"\banew\b", "`again`"),
+    (r"(?<!-)\banew\b", "`again`"),
     (r"\bfor ever\b", "`forever`, `without end`"),
     (r"\b(?:stands?|stood) (?:below|above|behind|beside)\b", "link to it, or say which row, word or file it is"),
     (r"\b(?:comes?|came|come) on top\b", "`plus`, `in addition`"),
