@@ -15,12 +15,14 @@ _AT_THE_END = re.compile(r"\s\[([a-z0-9-]+)\](?:\s*\Z|(?=\]?\s+\[Op:|\]?\s+\[\[\
 _BY_WORD: dict[str, ErrorCode] = {}
 
 
-class ErrorCode(enum.StrEnum):
+class ErrorCode(str, enum.Enum):  # Python 3.10 has no StrEnum
     """The codes of one family are a subclass. A member has its word, and the meaning that docs/errors.md shows: what
     has happened, and what to do.
     """
 
     meaning: str
+
+    __str__ = str.__str__
 
     def __new__(cls, word: str, meaning: str) -> ErrorCode:
         if word in _BY_WORD:
