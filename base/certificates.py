@@ -244,7 +244,7 @@ def _what_to_do(folder: Path, hosts: Sequence[str], days: int) -> str:
     return (
         f"Made in {folder}, for {', '.join(hosts)} and {days} days:\n"
         f"  ca.pem                the authority; everybody may read it\n"
-        f"  ca.key                signs certificates: keep it where no training runs\n"
+        f"  ca.key                signs certificates: keep it off the training hosts\n"
         f"  coordinator.pem .key  horovod-coordinator --tls-cert {folder}/coordinator.pem --tls-key "
         f"{folder}/coordinator.key --tls-client-ca {folder}/ca.pem --token-file FILE\n"
         f"  client.pem .key       HOROVOD_TLS_CA={folder}/ca.pem HOROVOD_TLS_CERT={folder}/client.pem "

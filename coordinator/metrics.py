@@ -78,7 +78,7 @@ class CoordinatorMetrics:
         )
         registry.gauge(
             "horovod_rank_lateness_seconds",
-            "How long the rank of this world that waited most has waited longer than this one: what others wait for it",
+            "Seconds that others waited for this rank: the longest wait of a rank of its world, less its own wait",
             self._lateness,
             ("job", "rank"),
         )

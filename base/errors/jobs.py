@@ -46,7 +46,7 @@ class AccessCode(ErrorCode):
     NOT_PRIVATE = ("not-private", "Another user could have written a file that must be private. Remove it.")
     OTHER_USER = (
         "other-user",
-        "Another user's process listens where this one looks for its coordinator. Choose another port, or use TLS.",
+        "Another user's process listens at the address of this process's coordinator. Choose another port, or use TLS.",
     )
     UNPROVEN = (
         "token-not-proven",
@@ -361,7 +361,7 @@ class ClusterCode(ErrorCode):
     )
     AGENT_RUNS_ALREADY = (
         "agent-runs-already",
-        "Another agent uses the same folder. Give each agent of a host a name or a folder of its own.",
+        "Another agent uses the same folder. Give each agent of a host its own name or folder.",
     )
     RELAY_REFUSED = (
         "relay-refused",

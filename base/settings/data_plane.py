@@ -135,7 +135,7 @@ class DataPlaneSettings:
         20.0,
         "how long the host of a peer may leave TCP data unacknowledged before the peer counts as lost. A stopped "
         "process does not trigger this, as its host still acknowledges. In elastic jobs HOROVOD_ELASTIC_HUNG_SECONDS "
-        "applies if it is less. Also how long the ranks of a new world try to connect before an error names those "
+        "applies if it is less. Also how long the ranks of a new world try to connect before an error names the ones "
         "that cannot reach each other",
         section="params",
         engine="unreachable_timeout_ms",

@@ -78,7 +78,7 @@ class WorldSettings:
         "HOROVOD_ELASTIC_SETTLE_SECONDS",
         1.0,
         "how long to wait for another process after the last one came. Then the first world of an elastic job starts "
-        "below its largest size, and a running world is told of newcomers",
+        "below its largest size, and a running world learns about new processes",
         section="params",
         unit="seconds",
         limits=(0, 3600),

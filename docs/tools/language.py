@@ -1,7 +1,8 @@
 """Finds habits of language that make pages hard to read: `python docs/tools/language.py [FILE ...]`.
 
-`make lint` runs it over `PAGES`. A finding is a line `file:line: "words": hint`. The script reads no code, comments,
-headings or targets of links, and of a page in docs/adr only the decision.
+`make lint` runs it over `PAGES`. A finding is a line `file:line: "words": hint`. Of a page the script reads no code,
+comments, headings or targets of links, of a page in docs/adr only the decision, and of Python only messages and help
+texts: the strings of more than four words.
 
 Two tools were weighed. The package `vale` on PyPI downloads its program when it first runs, so `make lint` would need
 GitHub. `proselint` has checks of its own and no way to add ours.
@@ -15,10 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/adr/*.md")
+PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/adr/*.md", "base/**/*.py")
 
-# Generated pages, whose sentences stand in tables of the code.
-GENERATED = {f"docs/{name}.md" for name in ("errors", "settings", "metrics")}
 # Pages that are still to be rewritten.
 NOT_YET = {
     "docs/adr",
@@ -85,6 +84,9 @@ _NO_PROSE = re.compile(
     r"^ *```.*?^ *```$|<!-- made by.*?<!-- until here -->|<!--.*?-->|`+[^`]+`+|(?<=\])\([^)\s]*\)|^#+ .*?$|https?://\S+",
     re.DOTALL | re.MULTILINE,
 )
+_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
+_STRINGS = re.compile(r'(?:f?"(?:[^"\\\n]|\\.)*"\s*)+')
+_DOCSTRINGS = re.compile(r'""".*?"""|^ *#.*?$', re.DOTALL | re.MULTILINE)
 _DECISION = re.compile(r"^\*\*Decision\.?\*\*.*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -111,6 +113,15 @@ def findings(text: str, is_decision: bool = False) -> Iterator[tuple[int, str, s
     yield from sorted(found)
 
 
+def of_python(source: str) -> Iterator[tuple[int, str, str]]:
+    """The same for the messages of a Python file."""
+    for group in _STRINGS.finditer(_DOCSTRINGS.sub(_blank, source)):
+        if group[0].count(" ") > 4:
+            begin = source.count("\n", 0, group.start())
+            message = "".join(_STRING.findall(group[0]))
+            yield from ((begin + 1, words, hint) for _, words, hint in findings(f"\n\n{message}\n\n"))
+
+
 def main(arguments: list[str]) -> int:
     """1 if there is a finding."""
     asked = [Path(one).resolve() for one in arguments]
@@ -118,9 +129,10 @@ def main(arguments: list[str]) -> int:
     count = 0
     for path in files:
         name = path.relative_to(ROOT).as_posix()
-        if not asked and not {name, path.parent.relative_to(ROOT).as_posix()}.isdisjoint(GENERATED | NOT_YET):
+        if not asked and not {name, path.parent.relative_to(ROOT).as_posix()}.isdisjoint(NOT_YET):
             continue
-        for line, words, hint in findings(path.read_text(), "/adr/" in name):
+        text = path.read_text()
+        for line, words, hint in of_python(text) if path.suffix == ".py" else findings(text, "/adr/" in name):
             print(f'{name}:{line}: "{words}": {hint}')
             count += 1
     return int(count > 0)

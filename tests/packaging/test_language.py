@@ -85,6 +85,15 @@ def test_of_a_decision_only_the_first_part_is_read() -> None:
 
 
 def test_a_page_of_habits_fails_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    name = "docs/tools/language.py"  # its rules hold the words
+    name = "tests/packaging/test_language.py"
     assert language["main"]([str(ROOT / name)]) == 1
     assert all(line.startswith(f"{name}:") for line in capsys.readouterr().out.splitlines())
+
+
+def test_of_python_messages_are_read() -> None:
+    source = '''"""It waits for ever, besides."""
+name = "besides"  # a message of more than four words, anew
+raise ValueError(f"{name} is not there, "
+    "and it begins anew.")
+'''
+    assert [(line, words) for line, words, _ in language["of_python"](source)] == [(3, "anew")]
