@@ -38,6 +38,7 @@ TO_TEST_ALL += jax optax flax equinox orbax-checkpoint # tests/extended/jax
 TO_TEST_ALL += lightning pytorch-lightning # a strategy, by both names: tests/extended/lightning, tests/extended/spark
 TO_TEST_ALL += pyspark[connect] pandas pyarrow fsspec # tests/extended/spark, tests/extended/data
 TO_TEST_ALL += s3fs gcsfs adlfs moto[s3] flask flask-cors gcp-storage-emulator # object stores: tests/object_stores.py
+TO_TEST_ALL += mypy basedpyright # tests/extended/packaging/test_types.py
 TO_TEST_ALL += nvidia-nccl-cu12 nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12 # what of them needs no GPU: test_gpu_libraries.py
 
 $(VENV)/.to-build: constraints.txt

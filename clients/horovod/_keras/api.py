@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from horovod._keras.backends import backend_for, backend_of
 from horovod._keras.kinds import distributed_keras, register_local_var
@@ -17,6 +17,7 @@ from horovod.common.ops.faces import KERAS, complete
 from horovod.common.ops.specs import reduce_op
 from horovod.common.optimizer_numbers import Made
 from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.signatures import name_reductions
 
 __all__ = [
     "DistributedOptimizer",
@@ -28,9 +29,11 @@ __all__ = [
     "reducescatter",
 ]
 
+_Optimizer = TypeVar("_Optimizer")
+
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: _Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -44,7 +47,7 @@ def DistributedOptimizer(  # noqa: N802
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Optimizer:
     """The optimizer, which from now on reduces gradients over all ranks before it applies them. Example:
 
         >>> model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01 * hvd.size())), loss="mse")
@@ -85,7 +88,7 @@ def DistributedOptimizer(  # noqa: N802
 
 
 def PartialDistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: _Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -99,7 +102,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Optimizer:
     """`DistributedOptimizer` for models of which some layers are this rank's own.
 
     local_layers: a Keras layer or a list of them, whose weights exist; else ValueError. Give their weights to
@@ -223,3 +226,4 @@ def sync_batch_norm(keras: Any) -> Any:
 
 
 complete(KERAS, globals())
+name_reductions(globals())

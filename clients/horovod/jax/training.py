@@ -10,7 +10,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,9 @@ from horovod.jax.overlap import allreduce_groups
 from horovod.jax.same_weights import compared
 from horovod.jax.trees import names_of
 
+if TYPE_CHECKING:
+    import optax
+
 __all__ = ["DistributedOptimizer", "DistributedState", "grad", "value_and_grad"]
 
 
@@ -38,7 +41,7 @@ class DistributedState(NamedTuple):
 
 
 def DistributedOptimizer(  # noqa: N802  (its name in every framework)
-    optimizer: Any,
+    optimizer: optax.GradientTransformation,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = Average,
@@ -46,7 +49,7 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
     groups: int | None = None,
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> optax.GradientTransformationExtraArgs:
     """An Optax transformation that reduces gradients over the ranks and gives them to `optimizer`.
 
         >>> optimizer = hvd.DistributedOptimizer(optax.adam(1e-3))

@@ -11,7 +11,7 @@ Everything public is a name of this module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 try:
     import keras
@@ -24,8 +24,10 @@ from horovod._keras import api, names
 from horovod._keras.backends import backend_of
 from horovod._keras.names import *  # noqa: F403
 from horovod.base.errors import TrainingCode, coded
-from horovod.common.basics import Average
-from horovod.common.process_sets import ProcessSet, global_process_set
+from horovod.common.basics import Average as Average
+from horovod.common.process_sets import ProcessSet as ProcessSet
+from horovod.common.process_sets import global_process_set as global_process_set
+from horovod.common.signatures import name_reductions as _name_reductions
 from horovod.keras import callbacks as callbacks
 from horovod.keras import elastic as elastic
 
@@ -34,10 +36,11 @@ if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ an
     __all__ += ["callbacks", "elastic", "load_model"]
 
 Compression = backend_of(keras).Compression
+_Optimizer = TypeVar("_Optimizer")
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: _Optimizer,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -52,7 +55,7 @@ def DistributedOptimizer(  # noqa: N802
     average_aggregated_gradients: bool = False,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Optimizer:
     """That of horovod.tensorflow.keras. Arguments by position are in the order that this module has always had."""
     return api.DistributedOptimizer(
         optimizer,
@@ -97,6 +100,7 @@ def load_model(
 
 
 load_model.__doc__ = api.load_model.__doc__
+_name_reductions(globals())
 
 
 def __getattr__(name: str) -> object:

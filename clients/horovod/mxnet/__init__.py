@@ -23,6 +23,7 @@ except AttributeError as error:
 
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
 from horovod.common import names as _names
+from horovod.common import signatures as _signatures
 from horovod.common.basics import is_homogeneous as is_homogeneous
 from horovod.common.exceptions import HorovodInternalError as HorovodInternalError
 from horovod.common.names import *  # noqa: F403
@@ -45,3 +46,4 @@ if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ an
     __all__ += ["elastic", "is_homogeneous"]
 
 _faces.complete(_faces.MXNET, globals())
+_signatures.name_reductions(globals())

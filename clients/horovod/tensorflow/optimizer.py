@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -23,9 +23,11 @@ from horovod.tensorflow.once import check_reduced, hand_out
 
 __all__ = ["DistributedOptimizer"]
 
+_Optimizer = TypeVar("_Optimizer")
+
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: Any,
+    optimizer: _Optimizer,
     name: str | None = None,
     use_locking: bool = False,
     device_dense: str = "",
@@ -40,7 +42,7 @@ def DistributedOptimizer(  # noqa: N802
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Optimizer:
     """An optimizer that reduces gradients over all ranks before it applies them. Example:
 
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import tensorflow as tf
 
@@ -24,6 +24,7 @@ from horovod.tensorflow.once import hand_out
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
+_Tape = TypeVar("_Tape", bound=tf.GradientTape)
 _TAPE: Final = Taken("a tf.GradientTape", "the `tape` of `with tf.GradientTape() as tape:`", (tf.GradientTape,), "()")
 
 
@@ -70,7 +71,7 @@ class _DistributedTape(tf.GradientTape):
 
 
 def DistributedGradientTape(  # noqa: N802
-    gradtape: tf.GradientTape,
+    gradtape: _Tape,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
@@ -81,7 +82,7 @@ def DistributedGradientTape(  # noqa: N802
     groups: int | Sequence[Sequence[Any]] | None = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Tape:
     """A tape with the recording of `gradtape`, whose `gradient` returns gradients reduced over all ranks. Example:
 
         >>> with tf.GradientTape() as tape:
@@ -133,7 +134,7 @@ def DistributedGradientTape(  # noqa: N802
 
 
 def PartialDistributedGradientTape(  # noqa: N802
-    gradtape: tf.GradientTape,
+    gradtape: _Tape,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
@@ -145,14 +146,14 @@ def PartialDistributedGradientTape(  # noqa: N802
     process_set: ProcessSet = global_process_set,
     local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> Any:
+) -> _Tape:
     """`DistributedGradientTape` for models of which some layers are this rank's own. Example:
 
         >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[model.layers[0]])
 
     local_layers: a Keras layer or a list of them, whose weights exist; else ValueError.
     """
-    tape = DistributedGradientTape(
+    tape: Any = DistributedGradientTape(
         gradtape,
         device_dense,
         device_sparse,

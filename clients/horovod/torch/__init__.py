@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
 from horovod.common import names as _names
+from horovod.common import signatures as _signatures
 from horovod.common.exceptions import HorovodInternalError as HorovodInternalError
 from horovod.common.names import *  # noqa: F403
 from horovod.torch import elastic as elastic
@@ -32,3 +33,5 @@ if not TYPE_CHECKING:  # mypy knows no lists in a list; for it, what has no _ an
 
 # Scripts write hvd.mpi_ops.Sum. Last, because it takes all names from here.
 from horovod.torch import mpi_ops as mpi_ops
+
+_signatures.name_reductions(globals())

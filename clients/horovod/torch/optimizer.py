@@ -12,7 +12,7 @@ import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import torch
 
@@ -43,6 +43,7 @@ from horovod.torch.wrapping import (
 )
 from horovod.worker.runtime.context import current, is_member
 
+_Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 _NO_NAME: Final = "allreduce.noname"
 _STEPS_TO_A_SCALER: Final = 2  # a scaler that has not called step() by then does not call it
 
@@ -225,7 +226,7 @@ class _DistributedOptimizer(WrappedOptimizer):
 
 
 def DistributedOptimizer(  # noqa: N802
-    optimizer: torch.optim.Optimizer,
+    optimizer: _Optimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
     compression: type[Compressor] | GradientCompressor = Compression.none,
     backward_passes_per_step: int = 1,
@@ -235,7 +236,7 @@ def DistributedOptimizer(  # noqa: N802
     groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> Any:
+) -> _Optimizer:
     """An optimizer of the same class whose `step` uses gradients reduced over all ranks.
 
     Each gradient is reduced while the backward pass is still computing others, and when the last one is made the pass
@@ -315,7 +316,7 @@ def DistributedOptimizer(  # noqa: N802
             warn_of_wrong_devices(named)
             if current().settings.adasum_overlap:
                 check_one_by_one(optimizer)
-            return wrap(optimizer, named, arguments, is_copy=False)
+            return cast(_Optimizer, wrap(optimizer, named, arguments, is_copy=False))
     if process_set is not global_process_set:
         registered_number(process_set, "hvd.DistributedOptimizer")
     named = _named(optimizer, named_parameters)
@@ -324,7 +325,7 @@ def DistributedOptimizer(  # noqa: N802
         warn_of_wrong_devices(named)
         if groups is not None:
             arguments.groups = _partition(named, groups, process_set)
-    return wrap(optimizer, named, arguments, is_copy=False)
+    return cast(_Optimizer, wrap(optimizer, named, arguments, is_copy=False))
 
 
 def wrap(
