@@ -5,8 +5,12 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Final
 
-# Members, agents and coordinators say this number first; one that speaks another language is refused in words.
+# The language of coordinators, agents, launchers and members, each of which says it first. Who speaks another one is
+# refused in words. Releases with one number work together, so all 1.x have the same: they only add fields and calls
+# (docs/adr/0120-versions.md).
 PROTOCOL_VERSION: Final = 3
+# What coordinators write to a store that outlives them, in the same sense.
+STORE_FORMAT: Final = 1
 
 
 def _version() -> str:
@@ -22,6 +26,10 @@ __version__: Final = _version()
 KEEPALIVE_S: Final = 5.0  # seconds between two pings
 # The largest message about a world that a member accepts. Enough for 65,536 members.
 MAX_WORLD_MESSAGE_BYTES: Final = 64 << 20
+
+# Launchers say both with each call, in its metadata: the number, and their release.
+PROTOCOL: Final = "horovod-protocol"
+RELEASE: Final = "horovod-version"
 
 # The relay of an agent sends this in a call's metadata, with its id. Coordinators that answer with it may send
 # RelayFrames (relay.proto), whose first byte is RELAY_FRAME.

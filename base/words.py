@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from horovod.base.errors import coded_like, without_code
 
 MAX_TEXT_LENGTH = 1000
+MAX_RELEASE_LENGTH = 80
 
 
 def printable(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
@@ -21,6 +22,11 @@ def printable(text: str, limit: int = MAX_TEXT_LENGTH) -> str:
     if shown.isprintable():
         return shown
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in shown)
+
+
+def release_in_words(version: str) -> str:
+    """`Horovod 1.0.1`, of what a peer says of its release. Those before 1.0.0 say nothing of it to a coordinator."""
+    return f"Horovod {printable(version, MAX_RELEASE_LENGTH)}" if version else "a Horovod before 1.0.0"
 
 
 def plural(count: int, noun: str) -> str:

@@ -108,7 +108,7 @@ class WorldCode(ErrorCode):
     )
     OTHER_VERSION = (
         "other-version",
-        "Processes of one job, or their coordinator, have different releases of Horovod. Install the same one.",
+        "Processes of one job have different releases of Horovod, or their coordinator has one that can't serve them.",
     )
     INVALID_REQUEST = (
         "invalid-join-request",
@@ -391,7 +391,11 @@ class ClusterCode(ErrorCode):
     )
     AGENT_VERSION = (
         "agent-version",
-        "An agent and the coordinator have different releases of Horovod. Install the same on both.",
+        "An agent and the coordinator have releases that do not understand each other. Install the same on both.",
+    )
+    LAUNCHER_VERSION = (
+        "launcher-version",
+        "A launcher and the coordinator have releases that do not understand each other. Install the same on both.",
     )
     AGENT_NAME_TAKEN = (
         "agent-name-taken",
@@ -447,6 +451,10 @@ class ClusterCode(ErrorCode):
     STORE_FOREIGN = (
         "store-of-another-program",
         "Another program, or another release of Horovod, has written the file. Choose another file for the store.",
+    )
+    STORE_FORMAT = (
+        "store-of-another-release",
+        "Another release of Horovod has written to the store in a format that this one lacks. Choose another store.",
     )
     STORE_KEY = (
         "store-key",

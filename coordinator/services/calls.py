@@ -10,6 +10,7 @@ Such a method makes the answer of the request, or raises RefusedError, StoreErro
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import grpc
@@ -18,12 +19,16 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.message import DecodeError, Message
 
 from horovod.base.errors import ClusterCode, coded
+from horovod.base.protocol import PROTOCOL, PROTOCOL_VERSION, RELEASE, __version__
+from horovod.base.words import printable, release_in_words
 from horovod.coordinator.store import StoreError, TooLargeError, WritesRefusedError
 
 from .auth import Access
 from .cluster import ClusterHub, check_serving, send_on
 from .sending import as_bytes
 from .streams import Context, NotServingError, own_errors
+
+_log = logging.getLogger(__name__)
 
 ANYWHERE = frozenset({"Connected"})  # what each coordinator answers for itself, of the services that only one has
 
@@ -54,6 +59,21 @@ def add_service_to_server(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"{file.package}.{name}", handlers),))
 
 
+async def check_release(context: Context) -> None:
+    """Ends a call of a launcher that speaks another language. Whoever says nothing of it is taken for one that does."""
+    given = dict(context.invocation_metadata() or ())
+    spoken = str(given.get(PROTOCOL, PROTOCOL_VERSION))
+    if spoken != str(PROTOCOL_VERSION):
+        sentence = (
+            f"The launcher has {release_in_words(str(given.get(RELEASE, '')))} (protocol {printable(spoken, 20)}), but "
+            f"the coordinator has Horovod {__version__} (protocol {PROTOCOL_VERSION}), and these do not understand "
+            "each other. Install releases with the same first number on both."
+        )
+        refusal = coded(ClusterCode.LAUNCHER_VERSION, sentence)
+        _log.info("Refused: %s", refusal)
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, refusal)
+
+
 def _of_one_answer(
     serve: Any, request: type[Message], access: Access, hub: ClusterHub | None
 ) -> grpc.RpcMethodHandler[Any, Any]:
@@ -68,6 +88,7 @@ def _of_one_answer(
             sentence = coded(ClusterCode.WRONG_MESSAGE, "The request is damaged or of another protocol.")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, sentence)
         await access.admit(context, None, len(data))
+        await check_release(context)
         if hub is not None:
             await check_serving(hub, context)
         try:

@@ -15,7 +15,7 @@ import grpc
 from horovod.base.errors import ClusterCode, coded, without_code
 from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.tasks import end_tasks
-from horovod.base.words import printable
+from horovod.base.words import printable, release_in_words
 from horovod.coordinator.config import Limits
 from horovod.coordinator.core.cluster.cluster import Cluster
 from horovod.coordinator.core.cluster.effects import Coming, Command, Effect, Notice
@@ -199,8 +199,13 @@ class ClusterHub:
             older.fail(grpc.StatusCode.ABORTED, sentence)
             self._forget_readers(register.name)
         self._agents[register.name] = commands
-        commands.put(pb.AgentCommand(registered=pb.Registered(probe_secret=self._probe_secret)))
+        commands.put(
+            pb.AgentCommand(registered=pb.Registered(probe_secret=self._probe_secret, version=self.cluster.version))
+        )
         _log.info("Host %s is registered with %d slots.", register.name, register.slots)
+        if register.version != self.cluster.version:
+            agent = release_in_words(register.version)
+            _log.info("The agent of host %s has %s, this coordinator %s.", register.name, agent, self.cluster.version)
         self._hear_of_worlds()
         self._do(self.cluster.attach(register, self._clock(), self._wall_clock()))
         self._sync_all()

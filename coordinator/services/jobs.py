@@ -10,6 +10,7 @@ from horovod.base.words import printable
 from horovod.protos.v1 import jobs_pb2 as pb
 
 from .auth import Access
+from .calls import check_release
 from .cluster import ClusterHub, check_serving
 from .follower import MAX_EVENTS, Follower, JobOutbox, with_latest_record
 from .sending import Outbox, Sending
@@ -44,6 +45,7 @@ class JobsService:
     ) -> None:
         first = await first_message(request_iterator, context, "the job to follow")
         await self._access.admit(context, None)
+        await check_release(context)
         await check_serving(self._hub, context)
         job = first.open.job
         if job not in self._hub.cluster.jobs:

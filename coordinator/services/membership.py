@@ -4,6 +4,7 @@ A member whose stream breaks may come back (core/world/life.py).
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
@@ -21,6 +22,8 @@ from .auth import Access
 from .hub import EventOutbox, Hub
 from .sending import Outbox, Sending
 from .streams import MAX_SHOWN, Context, RefusedError, converse, first_message, own_errors
+
+_log = logging.getLogger(__name__)
 
 TOLD_AFTER_S = 1.0  # a process that waits longer than this to join is told why
 # Where a connection ends, gRPC ends the stream's requests and cancels its handler, in either order: so soon after it.
@@ -61,6 +64,7 @@ class MembershipService:
         if refused is None:
             await self._be_served(job, context, who, first.unreachable, joins=first.HasField("join"))
         else:
+            _log.info("Refused: %s", refused.sentence)
             self._hub.metrics.refusals.add(1, "attach" if first.HasField("attach") else "join")
         kind = first.WhichOneof("message")
         span = tracing.begin(

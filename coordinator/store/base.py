@@ -6,6 +6,7 @@ has seen everything up to revision r continues at r + 1 and misses nothing.
 
     StoreError              the store can't be reached or does not do what it should; try again later
      +- CompactedError      a watch wants changes that are no longer kept; read the range again, then watch from there
+     +- StoreFormatError    another release has written there what this one can't read
      +- StoreKeyError       what stands there was not sealed with a key that this coordinator has
      +- FencedError         the guard of a write does not hold any more; nothing was written, and nothing will be
      +- LeaseLostError      the lease ended before; take a new one and write again
@@ -46,6 +47,12 @@ class FencedError(StoreError):
     """The guard of a write does not hold: its key has been written by another client since."""
 
     code = None
+
+
+class StoreFormatError(StoreError):
+    """Another release has written to the store what this one can't read, or would not be understood by."""
+
+    code = ClusterCode.STORE_FORMAT
 
 
 class StoreKeyError(StoreError):

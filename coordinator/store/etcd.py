@@ -9,16 +9,21 @@ what is else in the store goes on, and who held that key finds out as if it was 
 Whether the key is the right one must not be told from such an entry, which anybody can write: a coordinator with a
 wrong key would take every job for tampered, and the agents would end them. So there is an entry whose seal tells
 (`SEALED`). While that does not open, each call raises StoreKeyError.
+
+Another entry says in which format coordinators write here, and which release wrote that (`FORMAT`). Where it is not
+ours, each call raises StoreFormatError.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Sequence
 
 from horovod.base.errors import ClusterCode, coded
-from horovod.base.words import printable
+from horovod.base.protocol import STORE_FORMAT, __version__
+from horovod.base.words import printable, release_in_words
 from horovod.protos.etcd import etcd_pb2 as pb
 
 from .base import (
@@ -30,7 +35,9 @@ from .base import (
     Guard,
     LeaseLostError,
     StoreError,
+    StoreFormatError,
     StoreKeyError,
+    WritesRefusedError,
     check_size,
 )
 from .etcd_address import EtcdAddress
@@ -39,6 +46,8 @@ from .seal import BOUND, NO_PLACE, Place, Seal, UnsealedError, is_sealed
 
 PAGE_ENTRIES = 32  # entries in one page of a range: at most 48 MB
 SEALED = "sealed"  # the key of an entry, empty and sealed, by which coordinators know that they have the right key
+FORMAT = "format"  # the key of an entry, never sealed, with STORE_FORMAT and the release that wrote it
+_OUR_FORMAT = f"{STORE_FORMAT} {__version__}".encode()
 _BLANK = Place(0, 1)  # value of an entry in BOUND that was created, and gets its own value with the next write
 _ATTEMPTS = 10  # attempts to write an entry in BOUND, which others write at the same time
 _MAX_TOLD = 1000  # refused entries that the log names
@@ -60,7 +69,7 @@ class EtcdStore:
         self._name = "etcd at " + ", ".join(address.endpoints)
         self._prefix = address.prefix
         self._seal = seal
-        self._is_checked = seal is None
+        self._is_checked = False
         self._told: dict[str, int] = {}  # key -> the revision of an entry that was refused, which the log has named
 
     async def get(self, key: str) -> Entry | None:
@@ -199,7 +208,7 @@ class EtcdStore:
     async def _change(self, event: pb.Event) -> Change | None:
         """None if nobody is to hear of it."""
         key, revision = self._name_of(event.kv), event.kv.mod_revision
-        if self._seal is not None and key == SEALED:
+        if key == FORMAT or (self._seal is not None and key == SEALED):
             return None
         if event.type != pb.Event.PUT:
             return Change(key, None, revision)
@@ -261,6 +270,8 @@ class EtcdStore:
 
     def _value_of(self, key: str, pair: pb.KeyValue) -> bytes | None:
         """None if it counts as not there for a reason of our own. Raises UnsealedError."""
+        if key == FORMAT:
+            return None
         if self._seal is None:
             if is_sealed(pair.value):
                 raise StoreKeyError(
@@ -291,7 +302,28 @@ class EtcdStore:
     async def _check_once(self) -> None:
         if not self._is_checked:
             await self._check_key()
+            await self._check_format()
             self._is_checked = True
+
+    async def _check_format(self) -> None:
+        """Raises StoreFormatError unless coordinators write here as this one does."""
+        pairs = await self._pairs(FORMAT)
+        if not pairs:  # releases before 1.0.0 wrote no entry; theirs is the first format
+            put = pb.RequestOp(request_put=pb.PutRequest(key=self._key(FORMAT), value=_OUR_FORMAT))
+            # Where no room is left, what stands there can still be read. Another coordinator may have been faster.
+            with contextlib.suppress(WritesRefusedError):
+                if (await self._write_if([Guard(FORMAT, MISSING)], put, None)).succeeded:
+                    return
+            pairs = await self._pairs(FORMAT)
+        found = pairs[0].value if pairs else _OUR_FORMAT
+        number, _, release = found.decode(errors="replace").partition(" ")
+        if number != str(STORE_FORMAT):
+            raise StoreFormatError(
+                f"{self._name} holds what coordinators of {release_in_words(release)} have written under "
+                f"{self._prefix!r} (format {printable(number, 20)}), but Horovod {__version__} has format "
+                f"{STORE_FORMAT}. Go back to that release until their jobs have ended, then choose another prefix for "
+                "this one (--store etcd://...?prefix=TEXT)."
+            )
 
     async def _check_key(self) -> None:
         """Raises StoreKeyError unless the store is sealed with a key that is here. An empty one is sealed now."""
@@ -314,7 +346,8 @@ class EtcdStore:
         else:
             start = self._key("")
             found = await self._range(pb.RangeRequest(key=start, range_end=_after(start), limit=PAGE_ENTRIES))
-            if found.kvs and not any(self._opens(pair) for pair in found.kvs):
+            entries = [pair for pair in found.kvs if self._name_of(pair) != FORMAT]
+            if entries and not any(self._opens(pair) for pair in entries):
                 raise StoreKeyError(
                     f"{self._name} holds what coordinators have written under {self._prefix!r} without a key, or with "
                     "another one, so that it is not known who wrote it. Let their jobs end, stop these coordinators, "

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from horovod.base.errors import ClusterCode, ErrorCode, coded
+from horovod.base.protocol import STORE_FORMAT, __version__
 
 from .base import MISSING, Change, Entry, FencedError, Guard, StoreError, UncertainError, WritesRefusedError, check_size
 from .history import History, Leases
@@ -32,7 +33,6 @@ from .history import History, Leases
 # (secure_delete, and a write-ahead log that is cut at each checkpoint), since there may have been secrets in it.
 
 _APPLICATION_ID = 0x68766473  # "hvds"
-_FORMAT = 1
 _PAGE_BYTES = 4096
 _SPACE_BYTES = 64 << 10  # bytes that are written to find out whether there is space again
 NOT_WRITABLE = "it or its directory can't be written to: see to their permissions, and whether the disk is read-only"
@@ -43,7 +43,7 @@ _SCHEMA = (
     "CREATE TABLE entries (key TEXT PRIMARY KEY, value BLOB NOT NULL, revision INTEGER NOT NULL, lease INTEGER)",
     "CREATE INDEX entries_by_lease ON entries (lease) WHERE lease IS NOT NULL",
     f"PRAGMA application_id = {_APPLICATION_ID}",
-    f"PRAGMA user_version = {_FORMAT}",
+    f"PRAGMA user_version = {STORE_FORMAT}",
 )
 
 
@@ -151,9 +151,12 @@ class SqliteFile:
         elif application != _APPLICATION_ID:
             why = "it is a database of another program; give the store a file of its own"
             raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
-        elif version != _FORMAT:
-            why = f"another version of Horovod has written it (format {version}, here {_FORMAT})"
-            raise _unusable(self._path, why, code=ClusterCode.STORE_FOREIGN)
+        elif version != STORE_FORMAT:
+            why = (
+                f"another release of Horovod has written it (format {version}, but Horovod {__version__} has format "
+                f"{STORE_FORMAT}). Go back to that release until its jobs have ended, then give the store a new file"
+            )
+            raise _unusable(self._path, why, code=ClusterCode.STORE_FORMAT)
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = FULL")
         run("PRAGMA secure_delete = ON")

@@ -78,6 +78,7 @@ def request(
     state: tuple[int, int] = (0, 0),
     begins_anew: bool = False,
     patience_s: float = 0.0,
+    release: str = "",
 ) -> membership_pb2.JoinRequest:
     """rejoin: the world that the process was in, and its rank there, which it proves. sizes: of an elastic job; for
     `size` members its first world waits. state: the commits that it holds, and the epoch that it is of.
@@ -94,6 +95,7 @@ def request(
         rejoin=proof,
         process=membership_pb2.ProcessIdentity(namespace=namespace, start_time=start_time),
         protocol_version=version,
+        version=release,
         job=job,
         member_id=member_id,
         size=size,

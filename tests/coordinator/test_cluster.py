@@ -429,10 +429,11 @@ def test_agents_that_are_refused() -> None:
     assert refused is not None
     assert not refused.final
     assert code_of(refused.sentence) is ClusterCode.AGENT_NAME_TAKEN
-    old = story.cluster.refuses(pb.Register(protocol_version=2, version="0.9", name="h2"))
+    assert story.cluster.refuses(pb.Register(protocol_version=2, version="1.7", name="h2")) is None
+    old = story.cluster.refuses(pb.Register(protocol_version=1, version="0.9", name="h2"))
     assert old is not None
     assert old.final
-    assert re.search(ends_with(ClusterCode.AGENT_VERSION, "h2", "0.9", "1.0", "protocol 2"), old.sentence)
+    assert re.search(ends_with(ClusterCode.AGENT_VERSION, "h2", "0.9", "protocol 1", "1.0", "protocol 2"), old.sentence)
 
 
 def test_a_host_that_drains_gets_no_more_jobs() -> None:

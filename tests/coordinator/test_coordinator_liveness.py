@@ -292,7 +292,7 @@ def test_reports_of_another_epoch_of_strangers_and_of_oneself_are_ignored(story:
         ({"job": "dig its"}, WorldCode.UNKNOWN_WORLD, "world 1 of job 'dig its'"),
         ({"epoch": 9}, WorldCode.UNKNOWN_WORLD, "world 9"),
         ({"job": "other"}, WorldCode.UNKNOWN_WORLD, "world 1 of job 'other'"),
-        ({"protocol_version": 1}, WorldCode.OTHER_VERSION, "not 1."),
+        ({"protocol_version": 1}, WorldCode.OTHER_VERSION, "(protocol 1)"),
     ],
 )
 def test_whoever_can_not_prove_to_be_the_member_changes_nothing(

@@ -148,7 +148,8 @@ FIRST, SECOND = "(pid 4) on host node-a", "(pid 5) on host node-b"
 @pytest.mark.parametrize(
     ("fields", "code", "facts"),
     [
-        ({"version": 7}, WorldCode.OTHER_VERSION, [f"version {PROTOCOL_VERSION}", "version 7", f"rank 1 {SECOND}"]),
+        ({"version": 7}, WorldCode.OTHER_VERSION, [f"protocol {PROTOCOL_VERSION}", "protocol 7", f"rank 1 {SECOND}"]),
+        ({"release": "1.97.3"}, WorldCode.OTHER_VERSION, [f"rank 0 {FIRST}", f"rank 1 {SECOND} has Horovod 1.97.3"]),
         ({"size": 3}, WorldCode.MEMBERS_DISAGREE, ["3 members", f"rank 0 {FIRST}", "expects 2", "HOROVOD_SIZE"]),
         ({"size": 0}, WorldCode.INVALID_SIZE, ["1 to 65536", "asks for 0"]),
         ({"rank": 0}, WorldCode.INVALID_RANK, ["Rank 0 of job 'digits'", FIRST, SECOND]),

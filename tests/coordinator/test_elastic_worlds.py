@@ -538,6 +538,7 @@ def test_a_member_that_missed_the_end_goes_on() -> None:
         ({"sizes": (1, 3)}, WorldCode.MEMBERS_DISAGREE, ("1 to 3", "1 to 4", "HOROVOD_MAX_SIZE")),
         ({"sizes": None, "size": 2}, WorldCode.MEMBERS_DISAGREE, ("2 members", "1 to 4")),
         ({"options": {"fusion": "2"}}, WorldCode.MEMBERS_DISAGREE, ("fusion",)),
+        ({"release": "1.97.3"}, WorldCode.OTHER_VERSION, ("before 1.0.0", "1.97.3")),
     ],
 )
 @pytest.mark.parametrize("runs", [False, True])

@@ -19,7 +19,8 @@ from tcp_proxy import Proxy
 from test_store_conformance import WAIT_S, take
 
 from horovod.base.errors import ClusterCode, SettingCode
-from horovod.coordinator.store import CompactedError, Store, StoreError, UncertainError, open_store
+from horovod.base.protocol import STORE_FORMAT, __version__
+from horovod.coordinator.store import CompactedError, Store, StoreError, StoreFormatError, UncertainError, open_store
 from horovod.coordinator.store.base import MISSING
 from horovod.coordinator.store.etcd import EtcdStore
 from horovod.coordinator.store.etcd_address import EtcdAddress
@@ -49,6 +50,29 @@ def with_store(url: str, body: Body, call_s: float = CALL_S, seal: Seal | None =
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     with Etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         yield etcd
+
+
+def test_a_store_of_another_format_is_left_alone(one: Etcd) -> None:
+    """What coordinators of another release have written is neither read nor changed, and they are named."""
+    url = f"{one.url}?prefix=formats/"
+
+    async def writes(store: Store) -> None:
+        await store.put("a", b"1")
+        assert [entry.key for entry in (await store.range(""))[0]] == ["a"]
+
+    async def is_refused(store: Store) -> None:
+        facts = "Horovod 2.98.4", f"format {STORE_FORMAT + 1}", __version__, f"format {STORE_FORMAT}"
+        for call in (store.get("a"), store.put("a", b"2"), store.put_if("b", b"", MISSING)):
+            with pytest.raises(StoreFormatError, match=ends_with(ClusterCode.STORE_FORMAT, *facts)):
+                await call
+
+    with_store(url, writes)
+    assert ctl(one.endpoints[0], "get", "--print-value-only", "formats/format") == f"{STORE_FORMAT} {__version__}\n"
+    ctl(one.endpoints[0], "put", "formats/format", f"{STORE_FORMAT} 1.97.3")
+    with_store(url, writes)  # of a release that writes as this one does
+    ctl(one.endpoints[0], "put", "formats/format", f"{STORE_FORMAT + 1} 2.98.4")
+    with_store(url, is_refused)
+    assert ctl(one.endpoints[0], "get", "--print-value-only", "formats/a") == "1\n"
 
 
 def test_nobody_takes_his_own_lost_answer_for_anothers_write(one: Etcd) -> None:

@@ -119,10 +119,11 @@ def test_of_a_job_that_may_not_replace_what_fails_any_more() -> None:
     ("fields", "sentence"),
     [
         (
-            {"version": "0.9"},
+            {"version": "0.9", "protocol_version": 1},
             (
-                "The agent of host h1 has Horovod 0.9 (protocol 2), but this coordinator has version 1.0 (protocol 2): "
-                "install the same on both. [agent-version]"
+                "The agent of host h1 has Horovod 0.9 (protocol 1), but the coordinator has Horovod 1.0 (protocol 2), "
+                "and these do not understand each other. Install releases with the same first number on both. "
+                "[agent-version]"
             ),
         ),
         (

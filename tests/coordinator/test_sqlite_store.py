@@ -271,9 +271,9 @@ def _execute(path: Path, statement: str) -> None:
         (_overwrite, ClusterCode.STORE_DAMAGED, errno.EINVAL, ""),
         (
             lambda path: _execute(path, "PRAGMA user_version = 99"),
-            ClusterCode.STORE_FOREIGN,
+            ClusterCode.STORE_FORMAT,
             errno.EINVAL,
-            "99, here 1",
+            "format 99",
         ),
         (lambda path: (path.unlink(), path.mkdir()), ClusterCode.STORE_UNUSABLE, errno.EINVAL, ""),
         (lambda path: (path.unlink(), path.symlink_to("elsewhere")), ClusterCode.STORE_UNUSABLE, errno.EINVAL, ""),

@@ -12,6 +12,7 @@ from membership_story import Story
 from test_runtime_session import request as join_request
 from test_world import message
 
+from horovod.base.protocol import __version__
 from horovod.base.settings import resolve
 from horovod.common.process_sets import ProcessSet, remove_process_set
 from horovod.protos.v1 import membership_pb2 as pb
@@ -42,8 +43,17 @@ def text_of(act: Callable[[], Any]) -> str:
         (
             {"version": 2},
             (
-                "The coordinator speaks protocol version 3, but the process with pid 7 on host node-a speaks version "
-                "2; install the same horovod release on every host. [other-version]"
+                "The process with pid 7 on host node-a has a Horovod before 1.0.0 (protocol 2), but the coordinator "
+                f"has Horovod {__version__} (protocol 3), and these do not understand each other. Install releases "
+                "with the same first number on both. [other-version]"
+            ),
+        ),
+        (
+            {"release": "1.0.1"},
+            (
+                "The members of job 'digits' must have the same release of Horovod, but the process with pid 6 on "
+                "host node-a has a Horovod before 1.0.0 and the process with pid 7 on host node-a has Horovod 1.0.1. "
+                "Install the same on every host, for the Python that runs the script. [other-version]"
             ),
         ),
         (

@@ -27,7 +27,7 @@ from horovod.base.protocol import PROTOCOL_VERSION
 from horovod.base.setting import split_address, split_ports
 from horovod.base.tasks import end_tasks
 from horovod.base.tokens import make_private
-from horovod.base.words import reason_of
+from horovod.base.words import reason_of, release_in_words
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.agent.code import CodeCache
@@ -207,6 +207,8 @@ class Daemon:
     def _obey(self, command: pb.AgentCommand) -> None:
         if command.HasField("registered"):
             self._probes.secret = command.registered.probe_secret
+            if (version := command.registered.version) != self._version:
+                log.info("The coordinator has %s, this agent %s.", release_in_words(version), self._version)
             log.info("Registered with the coordinator at %s.", self._stream.address)
         elif command.HasField("start"):
             self._start_share(command.start)

@@ -18,7 +18,7 @@ import grpc
 
 from horovod.base.errors import WorldCode, code_of, coded, without_code
 from horovod.base.proofs import attach_proof
-from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.words import plural, printable
 from horovod.protos.v1 import membership_pb2
 from horovod.worker.runtime.channel import explain, waiting_helps
@@ -321,6 +321,7 @@ class LocalMember:
         ranks = (rank for rank, member in enumerate(self.world.members) if member.member_id == self._request.member_id)
         return membership_pb2.Attach(
             protocol_version=PROTOCOL_VERSION,
+            version=__version__,
             job=self._request.job,
             epoch=self.world.epoch,
             member_id=self._request.member_id,
@@ -337,7 +338,8 @@ class LocalMember:
                 self.progress = (event.progress.sentence, self.streams.address)
                 self.parked = event.progress.parked
                 self.was_parked = self.was_parked or self.parked
-                log.info("Waiting for the world: %s", event.progress.sentence)
+                level = logging.WARNING if event.progress.refused else logging.INFO
+                log.log(level, "Waiting for the world: %s", event.progress.sentence)
             case "world":
                 return (), self._enter(event.world)
             case "refused":

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from horovod.base.errors import SettingCode, WorldCode, code_of, coded, without_code
-from horovod.base.protocol import PROTOCOL_VERSION
+from horovod.base.protocol import PROTOCOL_VERSION, __version__
 from horovod.base.setting import MAX_SIZE
 from horovod.base.settings import ROWS, SETTINGS, Settings
 from horovod.worker.runtime.devices import GPU_OPERATION_NAMES
@@ -160,6 +160,7 @@ def request_to_join(
     options["process_sets"] = _in_short([list(ranks) for ranks in process_sets])
     return membership_pb2.JoinRequest(
         protocol_version=PROTOCOL_VERSION,
+        version=__version__,
         job=settings.job,
         size=settings.size or 0,
         host=host,

@@ -19,7 +19,7 @@ Pure: time is an argument, effects are what the caller is to do, in their order 
 from collections.abc import Iterable, Mapping, Sequence
 
 from horovod.base.errors import ClusterCode, coded, without_code
-from horovod.base.words import printable
+from horovod.base.words import printable, release_in_words
 from horovod.coordinator.core.ending import AGENT_S, Attendance
 from horovod.protos.v1 import agents_pb2 as pb
 from horovod.protos.v1 import jobs_pb2
@@ -95,12 +95,13 @@ class Cluster:
 
     def refuses(self, register: pb.Register) -> pb.NotRegistered | None:
         """Why this agent can't register now; None when it can."""
-        name, here = printable(register.name), f"this coordinator has version {self.version}"
-        if register.protocol_version != self._protocol_version or register.version != self.version:
+        name = printable(register.name)
+        if register.protocol_version != self._protocol_version:
             sentence = (
-                f"The agent of host {name} has Horovod {printable(register.version)} (protocol "
-                f"{register.protocol_version}), but {here} (protocol {self._protocol_version}): install the same on "
-                "both."
+                f"The agent of host {name} has {release_in_words(register.version)} (protocol "
+                f"{register.protocol_version}), but the coordinator has Horovod {self.version} (protocol "
+                f"{self._protocol_version}), and these do not understand each other. Install releases with the same "
+                "first number on both."
             )
             return pb.NotRegistered(sentence=coded(ClusterCode.AGENT_VERSION, sentence), final=True)
         known = self.agents.get(register.name)

@@ -7,8 +7,8 @@ import ipaddress
 from collections.abc import Mapping
 
 from horovod.base.errors import WorldCode, coded
-from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES, PROTOCOL_VERSION
-from horovod.base.words import capitalized, plural, process_in_words, shortened
+from horovod.base.protocol import MAX_WORLD_MESSAGE_BYTES, PROTOCOL_VERSION, __version__
+from horovod.base.words import capitalized, plural, process_in_words, release_in_words, shortened
 from horovod.protos.v1 import membership_pb2 as pb
 from horovod.protos.v1 import types_pb2
 
@@ -31,11 +31,7 @@ def refusal_of(request: pb.JoinRequest) -> str:
     host = request.host.name if _is_name(request.host.name) else "unknown"
     who = process_in_words(rank, request.pid, host)
     if request.protocol_version != PROTOCOL_VERSION:
-        return coded(
-            WorldCode.OTHER_VERSION,
-            f"The coordinator speaks protocol version {PROTOCOL_VERSION}, but {who} speaks version "
-            f"{request.protocol_version}; install the same horovod release on every host.",
-        )
+        return coded(WorldCode.OTHER_VERSION, _other_protocol(who, request.version, request.protocol_version))
     for what, text in (("job", request.job), ("member_id", request.member_id), ("host.name", request.host.name)):
         if not _is_name(text):
             return coded(
@@ -51,6 +47,7 @@ def refusal_of(request: pb.JoinRequest) -> str:
             f"A join request may have at most {MAX_ENTRIES} options and endpoints; {who} sent more.",
         )
     texts = [
+        request.version,
         request.host.shared_memory_domain,
         request.segment_address,
         request.process.namespace,
@@ -87,6 +84,14 @@ def refusal_of(request: pb.JoinRequest) -> str:
                 "connect to; see HOROVOD_NETWORK_INTERFACES.",
             )
     return ""
+
+
+def _other_protocol(who: str, version: str, protocol: int) -> str:
+    return (
+        f"{capitalized(who)} has {release_in_words(version)} (protocol {protocol}), but the coordinator has Horovod "
+        f"{__version__} (protocol {PROTOCOL_VERSION}), and these do not understand each other. Install releases with "
+        "the same first number on both."
+    )
 
 
 def _refusal_of_sizes(request: pb.JoinRequest, who: str) -> str:
@@ -146,16 +151,18 @@ def _problem_of(endpoint: types_pb2.Endpoint) -> str:
 def refusal_of_attach(attach: pb.Attach) -> str:
     """The sentence why the request of a member that comes back can't be used, or ""."""
     if attach.protocol_version != PROTOCOL_VERSION:
-        return coded(
-            WorldCode.OTHER_VERSION,
-            f"The coordinator speaks protocol version {PROTOCOL_VERSION}, not {attach.protocol_version}.",
-        )
+        who = f"rank {attach.rank} (pid {attach.pid}) of job {attach.job[:80]!r}"
+        return coded(WorldCode.OTHER_VERSION, _other_protocol(who, attach.version, attach.protocol_version))
     if not _is_name(attach.job):
         return coded(
             WorldCode.INVALID_REQUEST,
             f"The job of a member must be 1 to {MAX_NAME_LENGTH} printable characters, not {attach.job[:80]!r}.",
         )
-    for what, text in (("member_id", attach.member_id), ("namespace", attach.process.namespace)):
+    for what, text in (
+        ("member_id", attach.member_id),
+        ("namespace", attach.process.namespace),
+        ("version", attach.version),
+    ):
         if len(text) > MAX_NAME_LENGTH:
             return coded(
                 WorldCode.INVALID_REQUEST,
@@ -179,6 +186,8 @@ def conflict_with(waiting: Waiting, request: pb.JoinRequest) -> str:
     first = waiting.first
     if first is None:
         return ""
+    if difference := _difference_of_releases(first.version, describe(first), request):
+        return difference
     sizes = sizes_of(first)
     if (its := sizes_of(request)) != sizes:
         variables = "HOROVOD_MIN_SIZE and HOROVOD_MAX_SIZE" if its.is_elastic or sizes.is_elastic else "HOROVOD_SIZE"
@@ -233,6 +242,8 @@ def asked_for_twice(one: pb.JoinRequest, other: pb.JoinRequest) -> str:
 
 def conflict_with_world(world: pb.World, request: pb.JoinRequest) -> str:
     """Why `request` can't be taken in by the running world of an elastic job, or ""."""
+    if difference := _difference_of_releases(world.version, f"world {world.epoch}", request):
+        return difference
     its, sizes = sizes_of(request), sizes_of_world(world)
     if its != sizes:
         return coded(
@@ -242,6 +253,18 @@ def conflict_with_world(world: pb.World, request: pb.JoinRequest) -> str:
             "job another name (HOROVOD_JOB).",
         )
     return _difference_of_options(world.options, f"world {world.epoch}", request)
+
+
+def _difference_of_releases(version: str, who: str, request: pb.JoinRequest) -> str:
+    """Ranks exchange tensors by what their own release does, which the next one may do in another way."""
+    if request.version == version:
+        return ""
+    return coded(
+        WorldCode.OTHER_VERSION,
+        f"The members of job {request.job!r} must have the same release of Horovod, but {who} has "
+        f"{release_in_words(version)} and {describe(request)} has {release_in_words(request.version)}. Install the "
+        "same on every host, for the Python that runs the script.",
+    )
 
 
 def _difference_of_options(options: Mapping[str, str], who: str, request: pb.JoinRequest) -> str:

@@ -358,11 +358,11 @@ class Rendezvous:
         told = self.waiting.told
         news = [one for one in self.waiting.requests if told.get(one) != sentence]
         told.update(dict.fromkeys(news, sentence))
-        event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence))
+        event = pb.MembershipEvent(progress=pb.Progress(sentence=sentence, refused=bool(self._refused)))
         first = self.waiting.first
         if first is None or not (self.awaited or self._held_up) or not sizes_of(first).is_elastic:
             return [Send(member_id, event) for member_id in news]
-        parked = pb.MembershipEvent(progress=pb.Progress(sentence=sentence, parked=True))
+        parked = pb.MembershipEvent(progress=pb.Progress(sentence=sentence, parked=True, refused=bool(self._refused)))
         return [Send(one, event if one in self.waiting.claim_of else parked) for one in news]
 
     def progress(self) -> str:

@@ -143,6 +143,7 @@ class Formation:
             hears_of_work=self._first.HasField("sizes"),
             has_commits=bool(self.work.committed_epoch),
             notice=self.anew,
+            version=self._first.version,
         )
 
     @property
@@ -180,6 +181,7 @@ def requests_of(record: pb.WorldRecord) -> list[pb.JoinRequest]:
             incarnation=record.incarnations[rank] if rank < len(record.incarnations) else 0,
             requested_rank=record.slots[rank] - 1 if rank < len(record.slots) and record.slots[rank] else None,
             sizes=world.sizes if world.HasField("sizes") else None,
+            version=world.version,
         )
         for rank, member in enumerate(world.members)
     ]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 
 from horovod.base.errors import ClusterCode, code_of, coded, without_code
+from horovod.base.protocol import PROTOCOL, PROTOCOL_VERSION, RELEASE, __version__
 from horovod.base.setting import split_address
 from horovod.base.settings import resolve
 from horovod.base.words import printable
@@ -43,6 +44,7 @@ _RETRY_S = 0.2
 _ATTEMPT_S = 10.0
 _KEEPALIVE_S = 20.0  # time for the answer to a ping, where there is no other coordinator to ask
 _ACK_BYTES = 128 << 10
+_VERSIONS = ((PROTOCOL, str(PROTOCOL_VERSION)), (RELEASE, __version__))  # metadata of each call
 # Waits for a byte, or for the end of who holds the pipe, and runs its arguments then.
 _HEIR = "import os, sys; os.read(0, 1) or os.execv(sys.argv[1], sys.argv[1:])"
 
@@ -287,7 +289,7 @@ class ClusterClient:
             channel = open_aio_channel(address, self._tls, *pings(len(self._search.addresses), _KEEPALIVE_S))
             self._channels[address] = (channel, Credential(address, self._token, self._tls is not None))
         channel, credential = self._channels[address]
-        return JobsStub(channel), {"metadata": (*credential.metadata(), *self._search.metadata())}
+        return JobsStub(channel), {"metadata": (*credential.metadata(), *self._search.metadata(), *_VERSIONS)}
 
     def _turn(self, code: grpc.StatusCode, details: str, trailing: Any, was_served: bool = False) -> None:
         """After a call that failed: who is asked next. Raises what another attempt would not change."""
