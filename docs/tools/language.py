@@ -16,7 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "docs/*.md", "docs/adr/*.md", "base/**/*.py")
+PAGES = (
+    "README.md",
+    "SECURITY.md",
+    "CONTRIBUTING.md",
+    "docs/*.md",
+    "deploy/*.md",
+    "benchmarks/*.md",
+    "docs/adr/*.md",
+    "base/**/*.py",
+)
 
 # Pages that are still to be rewritten.
 NOT_YET = {
