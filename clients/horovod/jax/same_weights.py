@@ -69,8 +69,29 @@ def compared(gradients: Any, held: Mapping[str, Any], reduction: Reduction, made
         yield
 
 
+@contextmanager
+def compared_of_function(gradients: Any, params: Any, reduction: Reduction) -> Iterator[None]:
+    """The same around the reduction of what hvd.grad has made of a function of `params`. No optimizer is known."""
+    leaves, structure = jax.tree.flatten(gradients)
+    if not leaves or not reduction.communicates():
+        yield
+        return
+    first, held, process_set = names_of(gradients, structure)[0], {"parameter": params}, reduction.process_set
+    if is_traced() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        wire = f"allreduce.jit.grad.{first}.same_weights"
+        with compared_in_step(wire, process_set, list(_leaves(held)), _remedy_of_functions, None):
+            yield
+        return
+    wire = f"allreduce.grad.{first}.same_weights"
+    _compare(_counted_for_ever(wire, process_set, _remedy_of_functions, None)[1], held)
+    yield
+
+
 def _compare_now(wire: str, held: Mapping[str, Any], reduction: Reduction, made: Made) -> None:
-    counted = of_model(reduction, wire, lambda: CountedWeights(wire, tuple, reduction.process_set, _remedy, made))
+    _compare(of_model(reduction, wire, lambda: CountedWeights(wire, tuple, reduction.process_set, _remedy, made)), held)
+
+
+def _compare(counted: CountedWeights, held: Mapping[str, Any]) -> None:
     if counted.is_due():
         counted.things = functools.partial(_values, held)
         try:
@@ -89,7 +110,7 @@ def _leaves(held: Mapping[str, Any]) -> Iterator[Thing]:
     for root, tree in held.items():
         for path, leaf in jax.tree.flatten_with_path(tree)[0]:
             if getattr(leaf, "dtype", None) in DTYPE_CODES:
-                yield f"{root} {jax.tree_util.keystr(path)}", "" if root == "parameter" else "value", leaf
+                yield f"{root} {jax.tree_util.keystr(path)}".rstrip(), "" if root == "parameter" else "value", leaf
 
 
 def _remedy(_: set[Kind]) -> str:
@@ -99,8 +120,17 @@ def _remedy(_: set[Kind]) -> str:
     )
 
 
+def _remedy_of_functions(kinds: set[Kind]) -> str:
+    return (
+        f"{_remedy(kinds)} Where hvd.grad or hvd.value_and_grad is called for several models, call it in the same "
+        "order on all ranks, or give their trees keys of their own, as {'generator': params} has: gradients of trees "
+        "with equal keys are averaged as those of one model."
+    )
+
+
 # -- in compiled functions ---------------------------------------------------------------------------------------------
-# For ever, since a compiled function may live longer than the optimizer. All ranks count the steps of each of them.
+# For ever, since a compiled function may live longer than the optimizer, and hvd.grad is called anew in each step. All
+# ranks count the steps of each of them.
 _counted: Final[dict[str, CountedWeights]] = {}
 
 
@@ -125,15 +155,23 @@ def compared_in_step(
 
     things: those that are constants of the step are left out. The other arguments are as for CountedWeights.
     """
-    key = f"{process_set.process_set_id or 0}.{wire}"
-    counted = _counted.get(key)
-    if counted is None or (counted.order and counted.order.place) != (order and order.place):
-        counted = _counted[key] = CountedWeights(wire, tuple, process_set, remedy, order)
+    key, counted = _counted_for_ever(wire, process_set, remedy, order)
     traced = [thing for thing in things if isinstance(thing[2], jax.core.Tracer)]
     step = _Step(counted, key, tuple((owner, name) for owner, name, _ in traced))
     same_weights_p.bind(*(value for _, _, value in traced), step=step, hears=False)
     yield
     same_weights_p.bind(step=step, hears=True)
+
+
+def _counted_for_ever(
+    wire: str, process_set: ProcessSet, remedy: Callable[[set[Kind]], str], order: Order | None
+) -> tuple[str, CountedWeights]:
+    """The key of a comparison, and the comparison."""
+    key = f"{process_set.process_set_id or 0}.{wire}"
+    counted = _counted.get(key)
+    if counted is None or (counted.order and counted.order.place) != (order and order.place):
+        counted = _counted[key] = CountedWeights(wire, tuple, process_set, remedy, order)
+    return key, counted
 
 
 def is_traced() -> bool:

@@ -23,7 +23,7 @@ from horovod.common.process_sets import ProcessSet, global_process_set
 from horovod.jax import plain_updates as plain_updates
 from horovod.jax.compression import Compression, Compressor
 from horovod.jax.overlap import allreduce_groups
-from horovod.jax.same_weights import compared
+from horovod.jax.same_weights import compared, compared_of_function
 from horovod.jax.trees import names_of
 
 if TYPE_CHECKING:
@@ -184,7 +184,9 @@ def value_and_grad(
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> Any:
         value, gradients = inner(*args, **kwargs)
-        found = reduced(gradients, reduction)
+        params = args[argnums] if isinstance(argnums, int) else tuple(args[one] for one in argnums)
+        with compared_of_function(gradients, params, reduction):
+            found = reduced(gradients, reduction)
         if reduction.communicates():
             _remember(found)
         return value, found

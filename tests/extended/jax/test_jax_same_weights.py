@@ -117,6 +117,64 @@ def test_ranks_that_train_different_weights_are_told_so(jax_pair: World) -> None
     assert "'value' of state [0].mu['last']" in on_0["state alone"][0]
 
 
+def _of_functions() -> dict[str, list[str]]:
+    """Loops with hvd.grad, which a script may make anew in each step, and a plain optimizer."""
+    import jax
+    import jax.numpy as jnp
+
+    import horovod.jax as hvd
+
+    def told(key: str, differ: bool, compiled: bool, anew: bool = False, steps: int = LONG) -> list[str]:
+        params = {key: _params(differ)}  # a model by its keys
+
+        def loss(params: Any, task: Any) -> Any:
+            return _loss(params[key]) * task
+
+        def other_loss(task: Any, params: Any) -> Any:
+            return _loss(params[key]) + task
+
+        def make(number: int) -> Any:
+            # Ranks draw other tasks, of one model.
+            if number % 3 == hvd.rank():
+                gradients = hvd.grad(other_loss, argnums=1)
+                return lambda params: gradients(jnp.array(float(hvd.rank())), params)
+            both = hvd.value_and_grad(loss)
+            return lambda params: both(params, jnp.array(1.0 + hvd.rank()))[1]
+
+        def step(params: Any, gradients: Any) -> Any:
+            return jax.tree.map(
+                lambda one, gradient: one - (1e-3 * gradient).astype(one.dtype), params, gradients(params)
+            )
+
+        fixed = [make(0), make(1), make(2)]
+        compiled_steps = [jax.jit(lambda params, one=one: step(params, one)) for one in fixed]
+        with _warnings() as found:
+            for number in range(steps):
+                if compiled:
+                    params = jax.block_until_ready(compiled_steps[number % 3](params))
+                else:
+                    params = step(params, make(number) if anew else fixed[number % 3])
+        return found
+
+    return {
+        "eager": told("a", True, False),
+        "compiled": told("b", True, True),
+        "made anew": told("c", True, False, True),
+        "quiet: eager": told("d", False, False),
+        "quiet: compiled": told("e", False, True),
+        "quiet: made anew": told("f", False, False, True),
+    }
+
+
+def test_functions_of_different_weights_are_told_so(jax_pair: World) -> None:
+    on_0, on_1 = jax_pair.run(_of_functions)
+    for case, told in on_0.items():
+        assert len(told) == (0 if case.startswith("quiet") else 1), (case, told)
+        for part in ("step 2", "['last']", "rank 1", "hvd.broadcast_parameters("):
+            assert all(part in one for one in told), case
+    assert not any(on_1.values())
+
+
 def _in_process_sets() -> list[str]:
     import optax
 

@@ -448,26 +448,37 @@ def test_two_optimizers_made_in_another_order(jax_pair: World, compiled: bool) -
         assert re.search(ends_with(TrainingCode.DIFFERENT_ORDER, "rank 0", "rank 1"), str(outcome.error)), outcome
 
 
-def _gradients_of_two(compiled: bool, keys: bool) -> list[float]:
-    """Averages for two models, that ranks compute in different orders; keys: of their own in the trees."""
+def _gradients_of_two(compiled: bool, keys: bool) -> tuple[list[float], list[str]]:
+    """Averages for two models, that ranks compute in different orders, and the warnings; keys: of their own."""
     import jax
     import jax.numpy as jnp
 
     import horovod.jax as hvd
 
+    collectives.join(-1)  # so that steps count anew
     found = {}
     order = [("first", 1.0), ("second", 100.0)]
-    for model, scale in order if hvd.rank() == 0 else order[::-1]:
-        reduced = hvd.grad(lambda tree, scale=scale: sum(jax.tree.leaves(tree)).sum() * scale)
-        tree = {model if keys else "w": jnp.ones(1)}
-        found[scale] = jax.block_until_ready((jax.jit(reduced) if compiled else reduced)(tree))
-    return [jax.tree.leaves(found[scale])[0].item() for scale in (1.0, 100.0)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for model, scale in order if hvd.rank() == 0 else order[::-1]:
+            reduced = hvd.grad(lambda tree, scale=scale: sum(jax.tree.leaves(tree)).sum() * scale)
+            tree = {model if keys else "w": jnp.full(1, scale)}
+            found[scale] = jax.block_until_ready((jax.jit(reduced) if compiled else reduced)(tree))
+    told = [str(one.message) for one in caught if TrainingCode.DIFFERENT_WEIGHTS.value in str(one.message)]
+    return [jax.tree.leaves(found[scale])[0].item() for scale in (1.0, 100.0)], told
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_hvd_grad_does_not_tell_models_of_equal_trees_apart(deadlocked_jax_pair: World, compiled: bool) -> None:
-    """ADR 110 says why. With keys of their own they never meet."""
-    assert deadlocked_jax_pair.run(_gradients_of_two, compiled, False) == [[50.5, 50.5]] * 2
+def test_hvd_grad_tells_where_it_mixes_gradients_of_models_of_equal_trees(
+    deadlocked_jax_pair: World, compiled: bool
+) -> None:
+    """Their weights differ. With keys of their own they never meet."""
+    (mixed, told), (also_mixed, on_1) = deadlocked_jax_pair.run(_gradients_of_two, compiled, False)
+    assert mixed == also_mixed == [50.5, 50.5]
+    assert on_1 == []
+    assert len(told) == 1
+    for part in ("step 2", "parameter ['w'] (norm 100 on rank 0, 1 on rank 1)", "same order", "hvd.value_and_grad"):
+        assert part in told[0]
     if not compiled:  # else the threads of XLA end a minute later
         for outcome in deadlocked_jax_pair.outcomes(_gradients_of_two, False, True):
             assert OperationCode.DEADLOCK.value in str(outcome.error)
