@@ -167,14 +167,17 @@ def until_over(restore: Callable[[], None]) -> None:
 
 
 def replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
-    """Calls around(original, *args, **kwargs) for a function of a module or a class, until the watch is over."""
+    """Calls around(original, *args, **kwargs) for a function of a module or a class, until the watch is over.
+
+    Modules that have imported the function by its name (from optax import apply_updates) get the other one too.
+    """
     owners = [next(one for one in getattr(owner, "__mro__", (owner,)) if name in vars(one))]
     original = getattr(owners[0], name)
     if hasattr(original, _MARK):
         return
-    home = sys.modules.get(original.__module__)
-    if getattr(home, name, None) is original:  # of a function, by which it is pickled
-        owners.append(home)
+    if isinstance(owner, ModuleType):
+        modules = [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]
+        owners = [one for one in modules if vars(one).get(name) is original]
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:

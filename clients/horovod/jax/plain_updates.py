@@ -2,7 +2,8 @@
 
 Optax has no classes, but loops end their steps with optax.apply_updates, which hvd.init() replaces. A step that is
 traced runs no Python. So when updates are applied in a trace, JAX is asked to tell of each call of a compiled function
-(the hook by which it looks for NaNs); calls of those that were traced then are steps. Nothing is added to a program.
+(the hook by which it looks for NaNs); calls of those that were traced then are steps, or as many steps as the loops
+around them (lax.scan, fori_loop) have passes. Nothing is added to a program.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import inspect
 import sys
 import weakref
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import jax
@@ -20,6 +21,7 @@ from jax._src import api
 from horovod.common import unreduced
 from horovod.common.unreduced import Steps, Trained, least_bytes
 
+_LOOPS: Final = "jax._src.lax.control_flow.loops"  # the module of lax.scan, which lax.fori_loop calls
 _REMEDY: Final = "Write optimizer = hvd.DistributedOptimizer(optimizer), or use hvd.value_and_grad."
 
 
@@ -58,16 +60,17 @@ def _trained(nbytes: int) -> Trained | None:
 
 # -- compiled functions ------------------------------------------------------------------------------------------------
 _hooks: Final = getattr(api, "_post_hook_state", None)  # one of JAX's own; None: this version has no such
-_codes: Final[dict[Any, list[Steps]]] = {}  # of Python functions that were traced while updates were applied
-_of_functions: Final[weakref.WeakKeyDictionary[Any, list[Steps]]] = weakref.WeakKeyDictionary()  # compiled ones
+_InCall = dict[Steps, int]  # how many of these one call takes
+_codes: Final[dict[Any, _InCall]] = {}  # of Python functions that were traced while updates were applied
+_of_functions: Final[weakref.WeakKeyDictionary[Any, _InCall]] = weakref.WeakKeyDictionary()  # compiled ones
 
 
 def _traced(steps: Steps) -> None:
-    frame = inspect.currentframe()
+    frame, passes = inspect.currentframe(), 1
     while frame is not None:
-        known = _codes.setdefault(frame.f_code, [])
-        if steps not in known:
-            known.append(steps)
+        known = _codes.setdefault(frame.f_code, {})
+        known[steps] = max(known.get(steps, 0), passes)
+        passes *= _passes(frame)
         frame = frame.f_back
     if _hooks is not None and _hooks.value is None and _hooks.get_global() is None:
         _hooks.set_global(_called)
@@ -76,13 +79,20 @@ def _traced(steps: Steps) -> None:
         unreduced.until_over(_forget)
 
 
+def _passes(frame: FrameType) -> int:
+    """Of a loop whose body is traced from here. 1: it is no loop, or its length is not known before it runs."""
+    is_loop = frame.f_code.co_name == "scan" and frame.f_globals.get("__name__") == _LOOPS
+    length = frame.f_locals.get("length") if is_loop else None
+    return length if isinstance(length, int) else 1
+
+
 def _called(function: Any, *_: Any) -> None:
     """Called by JAX, after a call of a compiled function from Python that was not traced."""
     steps = _of_functions.get(function)
     if steps is None:
-        _of_functions[function] = steps = _codes.setdefault(_code_of(function), [])
-    for one in steps:
-        one.add()
+        _of_functions[function] = steps = _codes.setdefault(_code_of(function), {})
+    for one, passes in steps.items():
+        one.add(passes)
 
 
 def _forget() -> None:

@@ -1,19 +1,24 @@
 """Optimizers that are not distributed, in functions and sessions of TensorFlow (common/unreduced.py).
 
 A step that is traced runs no Python, so what runs it is counted: calls of the outermost tf.function in whose trace an
-optimizer applied gradients, and runs of a session of tf.compat.v1 that fetch what applies them or depends on that.
+optimizer applied gradients, or of a concrete function of it, and runs of a session of tf.compat.v1 that fetch what
+applies them or depends on that.
 Nothing is added to a graph, which the script may save.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import weakref
 from typing import Any, Final
 
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession
+from tensorflow.python.eager.polymorphic_function.concrete_function import ConcreteFunction
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.framework.func_graph import FuncGraph
 
 from horovod.common import unreduced
 from horovod.common.unreduced import Steps, Trained, least_bytes, steps_of
@@ -26,8 +31,10 @@ def stepped(optimizer: Any, steps: Steps) -> None:
     if tf.executing_eagerly():
         steps.add()
     elif (function := _outermost_function()) is not None:
-        _functions.setdefault(function, {})[id(steps)] = _Loop(optimizer, steps)
+        _functions.setdefault(function, {})[id(steps)] = loop = _Loop(optimizer, steps)
+        _functions.setdefault(_outermost_graph(), {})[id(steps)] = loop
         unreduced.replace(Function, "__call__", _call)
+        unreduced.replace(ConcreteFunction, "__call__", _call_concrete)
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
@@ -48,6 +55,7 @@ class _Loop:
         self._last = now
 
 
+# By a tf.function, or by the graph of a concrete function.
 _functions: Final[weakref.WeakKeyDictionary[Any, dict[int, _Loop]]] = weakref.WeakKeyDictionary()
 
 
@@ -63,13 +71,31 @@ def _outermost_function() -> Any:
     return found
 
 
+def _outermost_graph() -> Any:
+    graph = tf.compat.v1.get_default_graph()
+    while isinstance(graph.outer_graph, FuncGraph):
+        graph = graph.outer_graph
+    return graph
+
+
 def _call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(function, *args, **kwargs)
+    _ran(function)
+    return result
+
+
+def _call_concrete(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """A tf.function calls its concrete ones in another way."""
+    result = original(function, *args, **kwargs)
+    _ran(function.graph)
+    return result
+
+
+def _ran(function: Any) -> None:
     loops = _functions.get(function)
     if loops is not None and unreduced.are_counted() and tf.executing_eagerly():
         for loop in list(loops.values()):
             loop.called()
-    return result
 
 
 # -- optimizers of tf.compat.v1.train ----------------------------------------------------------------------------------
@@ -91,6 +117,7 @@ def _apply_gradients(original: Any, optimizer: Any, grads_and_vars: Any, *args: 
         operation = getattr(result, "op", result)
         _trained.setdefault(operation.graph, []).append(_Training(operation.name, steps))
         unreduced.replace(BaseSession, "_do_run", _do_run)
+        unreduced.replace(BaseSession, "make_callable", _make_callable)
     return result
 
 
@@ -129,12 +156,35 @@ _trained: Final[weakref.WeakKeyDictionary[Any, list[_Training]]] = weakref.WeakK
 def _do_run(original: Any, session: Any, handle: Any, targets: Any, fetches: Any, *args: Any, **kwargs: Any) -> Any:
     """The part of BaseSession.run that knows the operations and tensors; positional, as `run` calls it."""
     result = original(session, handle, targets, fetches, *args, **kwargs)
+    _session_ran(session, {one.name for one in targets} | {one.op.name for one in fetches})
+    return result
+
+
+def _make_callable(original: Any, session: Any, fetches: Any, feed_list: Any = None, *args: Any, **kwargs: Any) -> Any:
+    run = original(session, fetches, feed_list, *args, **kwargs)
+    if feed_list is not None:
+        return run  # it calls session.run
+    names: set[str] = set()
+    for fetch in tf.nest.flatten(fetches):
+        with contextlib.suppress(TypeError, ValueError, KeyError):  # a composite of tensors, which trains nothing
+            element = session.graph.as_graph_element(fetch)
+            names.add(getattr(element, "op", element).name)
+
+    @functools.wraps(run)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        if not unreduced.watch.is_over:
+            _session_ran(session, names)
+        return result
+
+    return call
+
+
+def _session_ran(session: Any, names: set[str]) -> None:
     trained = _trained.get(session.graph)
     if trained is not None and not session.sess_str:  # a session on servers of TensorFlow's own shares variables
-        names = {one.name for one in targets} | {one.op.name for one in fetches}
         for training in trained:
             training.ran(session.graph, names)
-    return result
 
 
 def _watch() -> None:

@@ -56,6 +56,12 @@ def _loop(case: str) -> list[str]:
             gradients = {name: hvd.allreduce(one, name=name) for name, one in gradients.items()}
             return applied(gradients, params, state)
 
+        @jax.jit
+        def epoch(params: Any, state: Any) -> Any:
+            take_step = lambda carried, _: (step(*carried), None)  # noqa: E731
+            scan = lambda _, carried: jax.lax.scan(take_step, carried, length=5)[0]  # noqa: E731
+            return jax.lax.fori_loop(0, 2, scan, (params, state))
+
         run: Any = jax.jit(step, donate_argnums=(0, 1))
         if case == "by hand between functions":
             run = by_hand
@@ -65,24 +71,29 @@ def _loop(case: str) -> list[str]:
             run = jax.jit(Trainer().step)
         elif case == "eagerly":
             run = step
+        elif "epochs" in case:
+            run = epoch
         given, state = jax.tree.map(jnp.copy, params), optimizer.init(params)
         if case == "evaluated":
             given, state = run(given, state)
-        for _ in range(90 if case == "few steps" else STEPS):
+        calls = {"few steps": 90, "epochs": STEPS // 10 + 3, "few epochs": 10, "epochs by hand": STEPS // 10 + 3}
+        for _ in range(calls.get(case, STEPS)):
             if case == "evaluated":
                 evaluate(given)
                 continue
             given, state = run(given, state)
+            if case == "epochs by hand":
+                given = hvd.allreduce(given, name="weights")
             if case == "a loss now and then":
                 hvd.allreduce(evaluate(given), name="loss")
 
     return told(work)
 
 
-FORGOTTEN = ["a function", "two functions", "a method", "eagerly", "a loss now and then"]
+FORGOTTEN = ["a function", "two functions", "a method", "eagerly", "a loss now and then", "epochs"]
 RIGHT = [
     *("distributed", "another is distributed", "hvd.grad", "by hand in a function", "by hand between functions"),
-    *("evaluated", "few steps"),
+    *("evaluated", "few steps", "few epochs", "epochs by hand"),
 ]
 
 
@@ -138,6 +149,36 @@ def _looking_for_nans() -> list[bool]:
 
 def test_jax_may_look_for_nans(jax_pair: World) -> None:
     assert jax_pair.run(_looking_for_nans) == [[True]] * 2
+
+
+def _imported_by_name() -> list[str]:
+    """As if the script had written `from optax import apply_updates` before hvd.init()."""
+    import sys
+
+    import jax.numpy as jnp
+    import optax
+
+    from horovod.common import unreduced
+
+    unreduced.watch.over()  # of other tests, which may not have taken enough steps for that
+    script = sys.modules[__name__]
+    script.apply_updates = optax.apply_updates  # type: ignore[attr-defined]
+
+    def work() -> None:
+        for _ in range(STEPS):
+            script.apply_updates(jnp.ones(64), jnp.ones(64))
+
+    try:
+        return [*told(work), *(["not given back"] if hasattr(script.apply_updates, "_hvd_shows_steps") else [])]
+    finally:
+        del script.apply_updates  # type: ignore[attr-defined]
+
+
+def test_a_function_that_was_imported_by_its_name(jax_pair: World) -> None:
+    on_0, on_1 = jax_pair.run(_imported_by_name)
+    assert len(on_0) == 1
+    assert "steps of optax.apply_updates" in on_0[0]
+    assert on_1 == []
 
 
 def _with_flax() -> list[str]:

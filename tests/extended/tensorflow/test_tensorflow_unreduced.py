@@ -72,6 +72,8 @@ def _loop(case: str) -> list[str]:
             run = step
         elif case == "several steps a call":
             run = tf.function(several)
+        elif case == "a concrete function":
+            run = tf.function(step).get_concrete_function()
         elif case == "in another function":
             inner = tf.function(step)
             run = tf.function(lambda: [inner()])
@@ -90,7 +92,10 @@ def _loop(case: str) -> list[str]:
     return told(work)
 
 
-FORGOTTEN = ["a function", "eagerly", "a method", "several steps a call", "in another function", "a loss now and then"]
+FORGOTTEN = [
+    *("a function", "eagerly", "a method", "several steps a call", "in another function", "a loss now and then"),
+    "a concrete function",
+]
 RIGHT = [
     *("distributed tape", "distributed optimizer", "another is distributed", "by hand in a function"),
     *("by hand, eagerly", "together in a function", "rows by hand", "a local part", "evaluated", "few steps"),
@@ -187,14 +192,18 @@ def _in_session(case: str) -> list[str]:
                 return
             with v1.Session() as session:
                 session.run(v1.global_variables_initializer())
+                call = session.make_callable([train, {"loss": loss}] if case == "a callable" else loss)
                 for _ in range(90 if case == "few steps" else STEPS):
+                    if "callable" in case:
+                        call()
+                        continue
                     session.run(loss if case == "evaluated" else {"group": after} if case == "in a group" else train)
 
     return told(work)
 
 
 def test_sessions_are_told_once_on_rank_0(tf_pair: World) -> None:
-    for case in ("a step", "in a group", "monitored"):
+    for case in ("a step", "in a group", "monitored", "a callable"):
         on_0, on_1 = tf_pair.run(_in_session, case)
         assert len(on_0) == 1, case
         assert on_0[0].startswith(__file__), "the warning must point to the script"
@@ -204,7 +213,7 @@ def test_sessions_are_told_once_on_rank_0(tf_pair: World) -> None:
 
 
 def test_right_sessions_are_told_nothing(tf_pair: World) -> None:
-    for case in ("distributed", "by hand", "evaluated", "few steps"):
+    for case in ("distributed", "by hand", "evaluated", "evaluated by a callable", "few steps"):
         assert tf_pair.run(_in_session, case) == [[], []], case
 
 
