@@ -51,6 +51,7 @@ ROOMS: Final[Mapping[str, str]] = {
     "common": f"{_LOW} _core worker.runtime rendezvous",
     "_keras": f"{_CLIENT} _core",
     **{one.module: f"{_CLIENT} _core" for one in WITH_AN_API if one.module not in ("keras", "tensorflow")},
+    "torch.distributed": f"{_CLIENT} _core rendezvous torch",  # forms a world of processes that torch knows already
     "tensorflow.order": "",
     "tensorflow": f"{_CLIENT} _core _keras tensorflow.order",
     "tensorflow.data": f"{_CLIENT} tensorflow",

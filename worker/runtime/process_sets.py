@@ -11,6 +11,9 @@ A set has two numbers. Its id is public: the smallest that is free, used again a
 coordinator know it by a number that never comes back in an epoch, so nothing that is under way can be taken for
 something of a later set.
 
+`form` makes a set by its members alone, whatever the other ranks do. They exchange their words over a channel that the
+caller has, and sign them, as it may be one on which others can write. Such sets have no id, and numbers of their own.
+
 The sets that a world begins with (`initial_sets`) have the same ids in all worlds of a job, as traced functions of
 TensorFlow keep them. In a world that has grown smaller, some of these ids may stand for no set.
 """
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hmac
 import itertools
 import json
@@ -26,7 +30,7 @@ import logging
 import struct
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +49,10 @@ log = logging.getLogger(__name__)
 
 GLOBAL: Final = 0  # id and number of the set of all ranks
 
+# Numbers of sets that their members form alone are above this one, and each is the next of the rank that chose it.
+_FIRST_OF_MEMBERS: Final = 1 << 20
 _LENGTH: Final = struct.Struct("<Q")
+_SIGNATURE_BYTES: Final = 32  # of HMAC-SHA256
 _WIRE_NAME: Final = "horovod.process_sets"
 _ADVICE: Final = (
     "Call hvd.add_process_set() and hvd.remove_process_set() with the same ranks and in the same order on every rank."
@@ -69,6 +76,7 @@ class ProcessSets:
         self._negotiator = negotiator
         self._by_id = {GLOBAL: _Entry(GLOBAL, list(range(world.size)))}
         self._next_number = 1
+        self._formed = itertools.count()  # how many numbers this rank has chosen for `form`
         self.initial: list[InitialSet] = []
         self._one_at_a_time = threading.Lock()
 
@@ -109,7 +117,7 @@ class ProcessSets:
             self._judge(said)
             if problem:
                 raise ValueError(problem)
-            self._raise_trouble(said)
+            self._raise_trouble(dict(enumerate(said)))
             if any(len(answer["offers"]) != len(sets) for answer in said):
                 raise _other_version("A rank offers another number of process sets than it adds.")
             numbers = list(range(self._next_number, self._next_number + len(sets)))
@@ -118,10 +126,11 @@ class ProcessSets:
             try:
                 try:
                     for index, (part, number) in enumerate(zip(parts, numbers, strict=True)):
-                        self._connect(part, number, [answer["offers"][index] for answer in said])
+                        of_this = {rank: answer["offers"][index] for rank, answer in enumerate(said)}
+                        self._connect(part, number, of_this)
                 except Exception as error:
                     trouble = str(error)
-                self._raise_trouble(self._exchange({"trouble": trouble}))
+                self._raise_trouble(dict(enumerate(self._exchange({"trouble": trouble}))))
                 done = True
             finally:
                 if not done:
@@ -159,6 +168,79 @@ class ProcessSets:
             del self._by_id[set_id]
             self._forget(entry.number)
 
+    # -- by the members alone ----------------------------------------------------------------------------------------
+    def form(self, name: str, ranks: Sequence[int], exchange: Callable[[str, bytes], Sequence[bytes]]) -> int:
+        """Forms a set of these (ascending) ranks, all of which call it, and returns its number in the engine.
+
+        name: the same on all members, and of no other set of this world.
+        exchange: takes the name of a step and what this rank says in it, and returns what all members say, in the order
+        of `ranks`.
+
+        StartError, on every member, when one of them can't connect. What `exchange` raises. The internal error when the
+        epoch ends meanwhile.
+        """
+        ranks = list(ranks)
+        with contextlib.ExitStack() as made:
+            part, trouble = _Part(ranks), ""
+            try:
+                part = made.enter_context(self._part(ranks))
+            except Exception as error:
+                trouble = str(error)
+            number = -1
+            if self._world.rank == ranks[0]:
+                number = _FIRST_OF_MEMBERS + next(self._formed) * self._world.size + ranks[0]
+            say = functools.partial(self._tell_members, name, ranks, exchange)
+            said = say("offer", {"sets": [ranks], "offers": [part.offer], "trouble": trouble, "pending": number})
+            if any(answer["sets"] != [ranks] for answer in said.values()):
+                raise StartError(coded(WorldCode.PROCESS_SETS_DISAGREE, f"Members do not agree that they are {ranks}."))
+            self._raise_trouble(said)
+            number = int(said[ranks[0]]["pending"])
+            done = False
+            try:
+                try:
+                    self._connect(part, number, {rank: answer["offers"][0] for rank, answer in said.items()})
+                except Exception as error:
+                    trouble = str(error)
+                self._raise_trouble(say("settle", {"trouble": trouble}))
+                done = True
+            finally:
+                if not done:
+                    self._forget(number)
+            return number
+
+    def dissolve(self, number: int) -> None:
+        """Takes this rank out of a set that `form` made; operations that still run in it fail."""
+        try:
+            self._engine.check()
+        except Exception:  # the epoch is over, and the other members are to hear why, not that the set is gone
+            self._engine.remove_process_set(number)
+        else:
+            self._forget(number)
+
+    def _tell_members(
+        self,
+        name: str,
+        ranks: list[int],
+        exchange: Callable[[str, bytes], Sequence[bytes]],
+        step: str,
+        saying: dict[str, Any],
+    ) -> dict[int, dict[str, Any]]:
+        """What every member says, by rank."""
+        payload = json.dumps(saying).encode()
+        words = exchange(step, self._signed(name, step, self._world.rank, payload))
+        payloads = b""
+        for rank, word in zip(ranks, words, strict=True):
+            said = word[_SIGNATURE_BYTES:]
+            if not hmac.compare_digest(word, self._signed(name, step, rank, said)):
+                raise _other_version(f"What {self._world.label(rank)} says about a process set is not signed by it.")
+            payloads += _LENGTH.pack(len(said)) + said
+        return dict(zip(ranks, read_answers(memoryview(payloads), len(ranks), saying.keys()), strict=True))
+
+    def _signed(self, name: str, step: str, rank: int, payload: bytes) -> bytes:
+        """With a key that the ranks of this world alone know."""
+        what = json.dumps(["process set", name, step, rank]).encode()
+        return hmac.digest(self._world.secret, what + payload, "sha256") + payload
+
     # -- exchange and judge --------------------------------------------------------------------------------------------
     def _exchange(self, saying: dict[str, Any]) -> list[dict[str, Any]]:
         """What every rank says, in rank order."""
@@ -182,8 +264,9 @@ class ProcessSets:
             sentence = f"The ranks do not agree on their process sets: {told}. {_ADVICE}"
             raise ValueError(coded(WorldCode.PROCESS_SETS_DISAGREE, sentence))
 
-    def _raise_trouble(self, said: list[dict[str, Any]]) -> None:
-        for rank, answer in enumerate(said):
+    def _raise_trouble(self, said: Mapping[int, dict[str, Any]]) -> None:
+        """said: by rank."""
+        for rank, answer in said.items():
             if trouble := answer["trouble"]:
                 raise StartError(
                     coded(
@@ -218,8 +301,8 @@ class ProcessSets:
             if part.listeners is not None:
                 part.listeners.close()
 
-    def _connect(self, part: _Part, number: int, offers: list[dict[str, Any]]) -> None:
-        """`offers` are those of all ranks of the world for this set."""
+    def _connect(self, part: _Part, number: int, offers: Mapping[int, dict[str, Any]]) -> None:
+        """offers: of the members for this set, by rank."""
         ranks = part.ranks
         if self._negotiator is not None:
             self._negotiator.add_process_set(number, ranks)

@@ -73,7 +73,27 @@ class _Met:
     tls: dict[str, Any] = field(default_factory=dict)  # settings that differ from what was given
 
 
+_given: Task | None = None  # what `known_as` says; read and written by the thread that calls hvd.init()
 _met: _Met | None = None  # read and written in hvd.init(), under the lock of context.py, and when the process ends
+
+
+@contextlib.contextmanager
+def known_as(task: Task) -> Iterator[None]:
+    """For hvd.init() within the context, `task` is what a launcher says of this process, unless settings name a
+    coordinator. For programs whose processes know each other already.
+    """
+    global _given
+    _given = task
+    try:
+        yield
+    finally:
+        _given = None
+
+
+def _task_of(settings: Settings) -> Task | None:
+    if _given is not None and settings.coordinator is None:
+        return _given
+    return task_of(settings, os.environ)
 
 
 @contextlib.contextmanager
@@ -83,7 +103,7 @@ def joined(settings: Settings) -> Iterator[Settings]:
     They stay as they are where none did or where they say it themselves. ValueError with what to do where the world
     can't be formed by the launcher's variables.
     """
-    task = task_of(settings, os.environ)
+    task = _task_of(settings)
     if task is None:
         yield settings
         return
@@ -100,7 +120,7 @@ def joined(settings: Settings) -> Iterator[Settings]:
 
 def size_of_world(settings: Settings) -> int:
     """How many processes the world will have."""
-    task = task_of(settings, os.environ)
+    task = _task_of(settings)
     return task.size if task is not None else settings.size or 1
 
 
@@ -201,7 +221,7 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
     coordinator = _open(_everywhere(port), token, _tls(task, own))
     # The certificate is for the name by which the other ranks connect.
     tls = {"tls_server_name": own.server_name or host}
-    return _Met(os.getpid(), with_port(_own_address(), port), token, coordinator, tls=tls)
+    return _Met(os.getpid(), with_port(own_address(), port), token, coordinator, tls=tls)
 
 
 def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Settings) -> _Met:
@@ -229,7 +249,7 @@ def _meet_by_proof(task: Task, host: str, port: int, token: str, settings: Setti
         made.close()
         raise
     tls = {"tls_ca": made.ca, "tls_server_name": SERVER_NAME}
-    return _Met(os.getpid(), with_port(_own_address(), port), token, coordinator, certificate=made, tls=tls)
+    return _Met(os.getpid(), with_port(own_address(), port), token, coordinator, certificate=made, tls=tls)
 
 
 def _tls(task: Task, own: ClientTls) -> ServerTls:
@@ -291,7 +311,7 @@ def _who_is_no_rank_0(task: Task, host: str, port: int, error: Exception) -> str
     )
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """A numeric address. The host's name often means the loopback interface, which tensors would then use as well."""
     from horovod.worker.runtime.host import choose_interfaces, interfaces
 
