@@ -17,12 +17,15 @@ class HorovodInternalError(RuntimeError):
 
     @property
     def code(self) -> ErrorCode | None:
-        """What kind of fault it is: the word in brackets behind the sentence (docs/errors.md)."""
+        """The kind of fault: the word in brackets behind the sentence (docs/errors.md)."""
         return code_of(self)
 
 
 class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  (the API's name)
-    """The set of hosts has changed. `skip_sync` is true when hosts were only removed, so no state needs to be sent."""
+    """The set of hosts has changed.
+
+    skip_sync: true when hosts were only removed, so no state needs to be sent.
+    """
 
     def __init__(self, skip_sync: bool) -> None:
         super().__init__(skip_sync)
@@ -30,7 +33,10 @@ class HostsUpdatedInterrupt(RuntimeError):  # noqa: N818  (the API's name)
 
 
 class HorovodVersionMismatchError(ImportError):
-    """The installed version of a framework is not the one that Horovod was built for."""
+    """The installed version of a framework is not the one that Horovod was built for.
+
+    name: the framework. version: the one that Horovod was built for. installed_version: the one that is there.
+    """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(

@@ -33,7 +33,7 @@ class ElasticRayExecutor:
 
     Args:
         settings: of `create_settings`.
-        use_gpu, cpus_per_slot, gpus_per_slot: what each worker gets; one GPU where GPUs are used.
+        use_gpu, cpus_per_slot, gpus_per_slot: the CPUs and GPUs of each worker; one GPU if GPUs are used.
         env_vars: set in each worker.
         override_discovery: False takes the hosts from `settings.discovery`, a HostDiscovery, instead of Ray's nodes.
 
@@ -59,7 +59,8 @@ class ElasticRayExecutor:
         min_num_proc, max_num_proc: the fewest and the most workers; None is no limit. reset_limit: how often hosts may
         come, go or fail; None: no limit. elastic_timeout: for how many seconds there may be too few workers. timeout_s:
         how long they may take to join their world. nics: the network interfaces to use. cooldown_range, spares,
-        placement_group_timeout_s: as of RayExecutor. min_np, max_np: deprecated names. Others are kept as attributes.
+        placement_group_timeout_s: as of RayExecutor. ssh_identity_file: not needed.
+        min_np, max_np: deprecated names. Others are kept as attributes.
         """
         for name, value, new in (("min_np", min_np, "min_num_proc"), ("max_np", max_np, "max_num_proc")):
             if value is not None:
@@ -116,7 +117,10 @@ class ElasticRayExecutor:
         self._executor.start(extra_env_vars=self._env_vars)
 
     def run(self, worker_fn: Callable[[], Any], callbacks: Sequence[Callback] | None = None) -> list[Any]:
-        """`worker_fn()` on every rank, as RayExecutor.run; the results of the last world, by rank."""
+        """`worker_fn()` on every rank, as RayExecutor.run; the results of the last world, by rank.
+
+        worker_fn: a function of hvd.elastic.run, or one that calls it. callbacks: as of RayExecutor.run.
+        """
         check_call(worker_fn, callbacks=callbacks)
         if self._is_entered and not hasattr(self._executor, "adapter"):
             self.start()

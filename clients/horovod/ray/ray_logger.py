@@ -24,7 +24,10 @@ def configure(queue: Any) -> None:
 
 
 def log(info_dict: dict[str, Any]) -> None:
-    """Sends the dict to each callback of the running `run` or `execute`; it has arrived when this returns."""
+    """Sends the dict to each callback of the running `run` or `execute`; it has arrived when this returns.
+
+    info_dict: anything that pickle can send.
+    """
     global _warned
     if _queue is not None:
         with contextlib.suppress(RayActorError):  # the driver does not wait any more, since another rank has failed

@@ -58,11 +58,15 @@ class RayExecutor:
 
     Workers also end with an executor that nobody holds any more, once the results of its run_remote() are there.
 
+    Arguments of the calls:
+    fn: a function that cloudpickle can send. args, kwargs: the arguments of that function. callbacks: functions that
+    are called here, while it runs, with each dict that a rank passes to horovod.ray.ray_logger.log.
+
     Args:
         settings: of `create_settings`.
         num_workers: on as few nodes as possible, in the placement group that this is called in, or a new one.
         num_hosts, num_workers_per_host: instead, so many on each of so many nodes.
-        cpus_per_worker, use_gpu, gpus_per_worker: what each gets; one GPU where GPUs are used.
+        cpus_per_worker, use_gpu, gpus_per_worker: the CPUs and GPUs of each; one GPU if GPUs are used.
         resources_per_worker: other resources of Ray that each gets, such as {"accelerator_type:A100": 0.001}.
         label_selector: labels of the nodes, as of Ray's placement groups, such as {"ray.io/accelerator-type": "A100"};
             for a fixed number of workers.
@@ -217,6 +221,7 @@ class RayExecutor:
     ) -> None:
         """Starts the workers, each with `executable_cls(*executable_args, **executable_kwargs)`.
 
+        executable_cls: a class, or None. executable_args, executable_kwargs: the arguments of its constructor.
         extra_env_vars: set in each of them before. Settings of the driver's environment (HOROVOD_*) count there too.
 
         Raises TimeoutError: the resources were not there in time; the text says which are missing. An exception of the

@@ -64,6 +64,7 @@ def trainable(
 
         >>> tuner = ray.tune.Tuner(trainable(train, num_workers=2), param_space={"lr": ray.tune.choice([0.1, 0.01])})
 
+    train: a function of the trial's config. num_workers: the ranks of each trial.
     cpus_per_worker, use_gpu, gpus_per_worker, resources_per_worker, settings: as of RayExecutor; Tune reserves them for
     each trial. A dict that rank 0's `train` returns is a last result, and a number is one by the name "_metric", as for
     functions of Tune. Settings of the environment (HOROVOD_*) are those of the process that calls this.
@@ -88,9 +89,10 @@ def trainable(
 
 
 def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | ray.tune.Checkpoint | None = None) -> None:
-    """A result of the trial. All ranks may call it; what counts is what rank 0 says.
+    """A result of the trial. All ranks may call it, and the result of rank 0 counts.
 
-    checkpoint: a folder, whose files travel to the trial, or a Checkpoint. It may be removed when this returns.
+    metrics: values that Tune compares, by name. checkpoint: a folder, whose files travel to the trial, or a Checkpoint.
+    It may be removed when this returns.
 
     Returns when Tune has taken the result before: a trial that is to be stopped does not run ahead.
     """
@@ -101,7 +103,7 @@ def report(metrics: Mapping[str, Any], checkpoint: str | os.PathLike[str] | ray.
 
 
 def get_checkpoint() -> ray.tune.Checkpoint | None:
-    """Where this trial is to go on, on every rank; None: from the beginning. It is there until `train` returns."""
+    """The checkpoint from which this trial goes on, on every rank; None: it begins. It exists until `train` ends."""
     rank = _here("get_checkpoint")
     if rank.files is None:
         return None

@@ -41,8 +41,9 @@ def run(
 ) -> list[Any]:
     """Calls `fn(*args, **kwargs)` in `num_proc` tasks of Spark that form one world, and returns the results by rank.
 
-    fn: anything that cloudpickle can ship; it calls hvd.init() itself. It runs in a process of its own in each task, in
+    fn: anything that cloudpickle can ship; it calls hvd.init() itself. In each task it runs in a separate process, in
         the folder of the executor and with its PYTHONPATH.
+    args, kwargs: the arguments of fn.
     num_proc: one task each, all at the same time; default the context's defaultParallelism.
     start_timeout: seconds within which Spark must have started all tasks (HOROVOD_SPARK_START_TIMEOUT, 600).
     env: variables, added to those of the executors; None as a value removes one.
@@ -51,6 +52,8 @@ def run(
     verbose: 2 also tells which worlds the job had.
     nics: the network interfaces to use, where the addresses that Spark knows are not the right ones.
     executable: the Python of the processes, of the driver's version; default that of the executors.
+    prefix_output_with_timestamp: whether each line that a rank prints begins with the time.
+    use_mpi, use_gloo, extra_mpi_args: of Horovod 0.28. There is one way to start processes: use_mpi=True is an error.
 
     Raises RuntimeError with the failure that is the cause, naming its rank and with its traceback, when a process
     fails; the others are then ended. An exception that begins with "Timed out waiting for Spark tasks to start." when
@@ -104,12 +107,16 @@ def run_elastic(
     max_np: int | None = None,
 ) -> list[Any]:
     """As `run`, for a function that is written for it (hvd.elastic.run): the job goes on when processes fail or
-    executors are lost, with as few as `min_num_proc`, and takes in those that come, up to `max_num_proc`.
+    executors are lost, with as few as `min_num_proc`, and accepts new ones, up to `max_num_proc`.
+
+    fn, args, kwargs, env, stdout, stderr, verbose, nics, prefix_output_with_timestamp: as of `run`.
+    num_proc: tasks at the beginning. min_num_proc, max_num_proc: the fewest and the most processes of a world; default
+    num_proc.
 
     Spark runs tasks that failed again, as often as spark.task.maxFailures says; survivors keep their processes and what
     they have in memory. start_timeout: until `min_num_proc` tasks have started. elastic_timeout: how long fewer than
     that may be left, in seconds (HOROVOD_ELASTIC_TIMEOUT, 600). reset_limit: how many processes may fail; the next one
-    ends the job. min_np and max_np are deprecated names.
+    ends the job. min_np, max_np: deprecated names.
 
     Returns what the ranks of the last world returned. Raises as `run`.
     """

@@ -17,7 +17,11 @@ class Backend:
         kwargs: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> list[Any]:
-        """The results of fn(*args, **kwargs) by rank. env: variables for the ranks, beside those that they have."""
+        """The results of fn(*args, **kwargs) by rank.
+
+        fn: a function that cloudpickle can send. args, kwargs: its arguments. env: variables for the ranks, beside
+        the ones that they have.
+        """
         raise NotImplementedError
 
     def num_processes(self) -> int:
@@ -28,8 +32,8 @@ class Backend:
 class SparkBackend(Backend):
     """Ranks in tasks of the active Spark application.
 
-    num_proc: ranks; default: the application's default parallelism. kwargs go to horovod.spark.run, as do the variables
-    of env: those given to run() come before these.
+    num_proc: ranks; default: the application's default parallelism. kwargs go to horovod.spark.run.
+    env: variables of the processes; those given to run() come before these.
     """
 
     def __init__(self, num_proc: int | None = None, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -67,7 +71,10 @@ class SparkBackend(Backend):
 
 
 class LocalBackend(Backend):
-    """Ranks as processes of the machine of the driver, without Spark. kwargs go to horovod.run."""
+    """Ranks as processes of the machine of the driver, without Spark. kwargs go to horovod.run.
+
+    num_proc: the number of ranks. env: variables of the processes; those given to run() come before these.
+    """
 
     def __init__(self, num_proc: int = 1, env: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         self._num_proc = num_proc

@@ -75,10 +75,10 @@ class HorovodEstimator(EstimatorParams, Saved, Estimator[Any]):
     def fit_on_parquet(self, params: dict[Any, Any] | None = None, dataset_idx: int | None = None) -> Any:
         """A model trained on the Parquet files that are in the store: those at get_train_data_path(dataset_idx).
 
-        Those at get_val_data_path(dataset_idx), where there are some, are for validation. Where `validation` is set,
-        there must be some.
+        If there are files at get_val_data_path(dataset_idx), they are for validation. If `validation` is set, there
+        must be some.
 
-        params: values of parameters for this call, as in fit().
+        params: values of parameters for this call, as in fit(). dataset_idx: the number of a data frame among several.
         """
         if params:
             return self.copy(params)._fit_on_parquet(dataset_idx)

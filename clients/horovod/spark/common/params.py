@@ -168,10 +168,10 @@ class EstimatorParams(OptionalParams):
     reader_pool_type = _param("reader_pool_type", "kept for scripts that set it: readers use threads")
     label_shapes = _param("label_shapes", "shape of each label as the loss gets it, -1 for the batch")
     inmemory_cache_all = _param("inmemory_cache_all", "whether each process keeps its rows in memory")
-    use_gpu = _param("use_gpu", "whether GPUs are used where there are some")
+    use_gpu = _param("use_gpu", "whether GPUs are used, if there are some")
     mp_start_method = _param("mp_start_method", "kept for scripts that set it: no processes are started for reading")
     backward_passes_per_step = _param("backward_passes_per_step", "batches whose gradients are summed up for a step")
-    gradient_compression = _param("gradient_compression", "what compresses gradients: hvd.Compression.fp16")
+    gradient_compression = _param("gradient_compression", "compressor of gradients: hvd.Compression.fp16")
     compress_sparse_cols = _param("compress_sparse_cols", "whether sparse vectors are stored as such")
     tensorflow_dataset_prefetch_buffer_size = _param(
         "tensorflow_dataset_prefetch_buffer_size", "batches that are made ahead of the training; 0: none"
@@ -240,7 +240,7 @@ def _camel(name: str) -> str:
 class ModelParams(OptionalParams, HasOutputCols):
     """The parameters of every trained model. outputCols: columns that transform() adds; default: <label>__output."""
 
-    history = _param("history", "what was measured in each epoch")
+    history = _param("history", "measurements of each epoch")
     model = _param("model", "the trained model")
     feature_columns = _param("feature_columns", "columns that are the model's inputs, in order")
     label_columns = _param("label_columns", "the labels that the model predicts, in the order of its outputs")

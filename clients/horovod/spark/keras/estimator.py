@@ -51,7 +51,7 @@ class KerasEstimator(_Saved, HorovodEstimator):
 
     The model needs no compile(): optimizer, loss, loss_weights and metrics are parameters here, and mean what they mean
     there. The learning rate is that of one process. Inputs and labels get the shapes that the model's inputs and
-    outputs have; label_shapes says what a label looks like where it differs, as for the number of a class.
+    outputs have; label_shapes gives the shape of a label if it differs, as for the number of a class.
     """
 
     custom_objects: Any = Param(Params._dummy(), "custom_objects", "classes and functions of the model by name")

@@ -143,7 +143,7 @@ class TorchEstimator(ModuleEstimator):
     The optimizer is made of the model's parameters, with the learning rate of one process. Losses are functions of
     (output, label), given as `loss` or made on each rank by `loss_constructors`; metrics too. Inputs and labels are
     tensors of shape (rows,) for numbers and (rows, length) for vectors, if input_shapes and label_shapes don't say
-    otherwise; floating ones get the type of the model's parameters. Where a label has as many numbers as the model's
+    otherwise; floating ones get the type of the model's parameters. If a label has as many numbers as the model's
     output, it gets its shape.
     """
 

@@ -41,6 +41,10 @@ class Store(ABC):
 
     A run has the id `run_id`, and below `get_run_path(run_id)` its checkpoint and its logs. Paths are URLs, which Spark
     and `horovod.data.ParquetReader` read. A file that is written is there as a whole or not at all.
+
+    Arguments of the methods:
+    path: a URL, in the store or elsewhere. run_id: the name of a run. idx, dataset_idx: the number of a data frame
+    among several, or None. content, text: all that the file is to hold.
     """
 
     _class_for: ClassVar[Callable[[str], Callable[..., Store]]]  # of a path
@@ -49,6 +53,8 @@ class Store(ABC):
     def create(prefix_path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Store:
         """The store for a path: HDFSStore for hdfs://, DBFSLocalStore for paths of DBFS on Databricks, else
         FilesystemStore.
+
+        prefix_path: the folder of the store. Further arguments are those of its class.
 
         >>> Store.create("/tmp/experiments").get_run_path("first")
         'file:///tmp/experiments/runs/first'
@@ -62,7 +68,7 @@ class Store(ABC):
 
     @abstractmethod
     def get_parquet_dataset(self, path: str) -> Any:
-        """The pyarrow.parquet.ParquetDataset at `path`. OSError where there is none."""
+        """The pyarrow.parquet.ParquetDataset at `path`. OSError if there is none."""
 
     @abstractmethod
     def get_train_data_path(self, idx: int | None = None) -> str:
@@ -94,7 +100,10 @@ class Store(ABC):
 
     @abstractmethod
     def get_checkpoints(self, run_id: str, suffix: str = ".ckpt") -> list[str]:
-        """The files of a run whose name ends with `suffix`, in the order of their names; none where there is no run."""
+        """The files of a run whose name ends with `suffix`, in the order of their names; none if there is no run.
+
+        suffix: the end of the files' names.
+        """
 
     @abstractmethod
     def get_logs_path(self, run_id: str) -> str | None:
@@ -111,12 +120,12 @@ class Store(ABC):
     @abstractmethod
     def exists(self, path: str) -> bool:
         """Whether there is a file or folder at `path`. OSError when the file system can't be asked, or has no such
-        bucket: a run whose checkpoint can't be seen would begin anew, and overwrite it.
+        bucket: a run whose checkpoint can't be seen would begin again, and overwrite it.
         """
 
     @abstractmethod
     def read(self, path: str) -> bytes:
-        """The content of a file. FileNotFoundError where there is none."""
+        """The content of a file. FileNotFoundError if there is none."""
 
     @abstractmethod
     def write(self, path: str, content: bytes) -> None:

@@ -289,7 +289,7 @@ def _join(folder: str, name: str) -> str:
 class DBFSLocalStore(FilesystemStore):
     """A store below /dbfs, named `/dbfs/path`, `dbfs:/path`, `file:/dbfs/path` or `file:///dbfs/path`.
 
-    The other arguments are those of FilesystemStore. Raises ValueError for another path.
+    prefix_path: one of these. The other arguments are those of FilesystemStore. Raises ValueError for another path.
     """
 
     # The beginnings of paths of DBFS, and the local folder that each means; longer ones first.

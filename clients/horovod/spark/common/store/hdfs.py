@@ -24,8 +24,8 @@ class HDFSStore(AbstractFilesystemStore):
 
     Args:
         prefix_path: see above; the others follow FilesystemStore.
-        host, port: where `prefix_path` does not say it.
-        user, kerb_ticket: who is asking: a user's name, the path of a ticket cache of Kerberos.
+        host, port: if `prefix_path` does not say it.
+        user, kerb_ticket: the user: a name, the path of a ticket cache of Kerberos.
         driver: "libhdfs", the only one that there still is.
         extra_conf: settings of Hadoop.
 
