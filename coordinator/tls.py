@@ -177,7 +177,7 @@ class _Follower:
             stamp = self._files.stamp()
             if stamp == self._seen:
                 return None
-            self._seen = stamp  # before they are read: what is written meanwhile is read the next time
+            self._seen = stamp  # before the load: a change during it is seen next time
             loaded = self._files.load()
         except OSError as error:
             sentence = without_code(error.strerror or str(error))

@@ -67,7 +67,7 @@ class LocalMember:
         self.ended = False  # the stream is over
         self.final = False  # another attempt would end in the same way, or nothing is left to be said
         self.reason = ""  # why the stream is over
-        self.redirect = ""  # where the coordinator sends it
+        self.redirect = ""  # the address to which the coordinator redirects this member; "" for none
         self.is_done = False  # the job has done its work without this process
         self.is_state_lost = False  # what the job had committed is lost
         self.progress: tuple[str, str] | None = None  # what a coordinator waits for, and its address
@@ -81,11 +81,11 @@ class LocalMember:
         self._term = 0  # the highest term that was heard of
         self._engine: Engine | None = None
         self._departures = Departures()
-        self._reports: dict[int, membership_pb2.PeerLost] = {}  # rank -> its loss, which is told on every stream
-        # Rank -> that it can't be reached, which is told on every stream.
+        self._reports: dict[int, membership_pb2.PeerLost] = {}  # rank -> its loss; sent on every new stream
+        # Rank -> the report that it can't be reached; sent on every new stream.
         self._unconnected: dict[int, membership_pb2.Unconnected] = {}
-        self._leaving: membership_pb2.Leaving | None = None  # told on every stream
-        self._work: membership_pb2.Work | None = None  # told on every stream
+        self._leaving: membership_pb2.Leaving | None = None  # sent on every new stream
+        self._work: membership_pb2.Work | None = None  # sent on every new stream
         self._is_noted = True  # whether the coordinator has taken note of `_work`
 
     # -- called by other threads ---------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Handler(logging.Handler):
         super().__init__()
         self.hide_time = False
         self.json = False
-        self.world: tuple[str | None, int | None] = None, None  # job and epoch; used as `who` is
+        self.world: tuple[str | None, int | None] = None, None  # job and epoch; set and read by threads as `who` is
         # Process and rank in one value: assigned by the thread of hvd.init(), read by any that logs, and after a fork
         # by the child, whose own process id tells that the rank is not its own.
         self.who: tuple[int, int | None] = os.getpid(), None

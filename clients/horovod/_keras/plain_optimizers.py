@@ -82,12 +82,12 @@ def _look_at_optimizer(model: Any) -> None:
 
 # -- no distributed optimizer anywhere ---------------------------------------------------------------------------------
 _steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by model
-_in_train_function: Final = ContextVar("_in_train_function", default=False)  # of a model, whose steps count
+_in_train_function: Final = ContextVar("_in_train_function", default=False)  # True in a model's counted steps
 _least_bytes: Final[weakref.WeakKeyDictionary[Any, int]] = weakref.WeakKeyDictionary()  # by optimizer of a model
 
 
 def _counted(model: Any, made: Any) -> Any:
-    """What `make_train_function` returns; the step of the model is one that is counted while this may be needed."""
+    """The train function to return: `made`, or one that counts the steps of the model while these are of interest."""
     run = getattr(model, "train_function", None)
     if run is None or isinstance(run, _Counted) or unreduced.watch.is_over or not is_member():
         return made

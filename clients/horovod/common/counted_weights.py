@@ -101,7 +101,7 @@ class CountedWeights:
     def __init__(
         self,
         wire: str,
-        things: Any,  # Callable[[], Iterable[Thing]]; whoever makes it may add to that
+        things: Any,  # Callable[[], Iterable[Thing]], possibly with further methods; see the callers
         process_set: ProcessSet,
         remedy: Callable[[set[Kind]], str],
         made: Order | None = None,

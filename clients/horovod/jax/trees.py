@@ -82,11 +82,12 @@ def _arrays(tree: Any, leaves: list[Any], operation: str, name: str | None) -> l
 
 
 def names_of(tree: Any, structure: Any, root: str = "gradient") -> tuple[str, ...]:
-    """Of the leaves of `tree`, whose `structure` JAX has found; they begin with `root`.
+    """The names of the leaves of `tree`, each beginning with `root`. structure: of `tree`, as JAX has found it.
 
-    To find the keys takes JAX several times as long as to find the leaves, so the names of a structure are kept.
+    JAX takes several times as long to find the keys as to find the leaves, so the names of each structure are kept.
     """
-    with contextlib.suppress(TypeError, ValueError):  # a structure may have parts without a hash, or with another ==
+    # Parts of a structure may have no hash, or compare otherwise than with True or False.
+    with contextlib.suppress(TypeError, ValueError):
         return _known.get((root, structure)) or _keep((root, structure), _names(tree, root))
     return _names(tree, root)
 

@@ -71,7 +71,7 @@ class Process:
     pid: int = 0  # 0: it has not started yet
     gpus: tuple[str, ...] = ()
     code: int | None = None  # None: it runs
-    found: asyncio.Event = field(default_factory=asyncio.Event)  # its pid and GPUs are known, or not awaited any more
+    found: asyncio.Event = field(default_factory=asyncio.Event)  # its pid and GPUs are known, or no longer awaited
     is_ended_here: bool = False  # it was killed by this agent, or asked to leave
     on_kill: int = -signal.SIGKILL  # how its end is reported once it was killed here
 

@@ -65,7 +65,7 @@ class FixedSize(Policy):
         partition = attempt.came.partition
         if self.attempts.get(partition) is not attempt:
             return
-        if not self.has_begun:  # Spark may run it again
+        if not self.has_begun:  # Spark may run the task again, which is then another attempt
             del self.attempts[partition]
         elif attempt.has_failed:
             self._failed(attempt, self.ranks[partition])

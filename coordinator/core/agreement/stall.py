@@ -40,7 +40,7 @@ class Stall:
     name: str
     waited_s: float
     missing: tuple[int, ...]
-    counts: str = ""  # what ranks say of how many unnamed operations they have started
+    counts: str = ""  # words for a person: how many unnamed operations each rank has started
     certain: bool = True  # False: at least one of `missing` has not started it, and the others may have
 
 

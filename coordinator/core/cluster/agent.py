@@ -25,7 +25,7 @@ class Agent:
     register: pb.Register
     away_since_s: float | None = None  # since when the agent has no stream; None: it is connected
     is_draining: bool = False
-    # The agent has told its slots, and they were not yet compared with those that jobs have there.
+    # The agent has reported its slots, and they are not yet compared with the slots that jobs use there.
     may_have_shrunk: bool = True
     # Job -> ranks that run there, though no record asks for them: also of a share that the job has lost.
     strays: dict[str, int] = field(default_factory=dict)

@@ -146,7 +146,7 @@ class Store(ABC):
             model: any model of the Keras that has written it, Keras 3 or tf_keras.
             custom_objects: classes and functions that the model uses, by their names.
         """
-        from horovod.spark.keras.util import to_hdf5  # stores serve the other frameworks without it
+        from horovod.spark.keras.util import to_hdf5  # late: other frameworks use stores without Keras
 
         return base64.b64encode(pickle.dumps(to_hdf5(self.read(ckpt_path), model, custom_objects))).decode()
 
