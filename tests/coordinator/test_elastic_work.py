@@ -27,13 +27,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from coordinator_builders import request
 from membership_story import SECRET
 from test_elastic_stories import blocks
 from test_elastic_worlds import Elastic
 
 from horovod.base.errors import code_of
 from horovod.coordinator.core.ending import RankEnded
+from horovod.coordinator.core.world.life import Present
 from horovod.coordinator.core.world.membership import Membership
+from horovod.coordinator.core.world.work import WORD_S, JobWork, Lost, Waits
 from horovod.protos.v1 import membership_pb2 as pb
 
 STORIES = sorted((Path(__file__).parent / "stories" / "work").glob("*.txt"))
@@ -170,3 +173,78 @@ def test_story(path: Path) -> None:
             story = Work(dict(word.split("=") for word in words if "=" in word), "anew" in words)
         assert story is not None, "A story begins with a job."
         assert story.tell(commands) == expected, commands
+
+
+# What no story tells: whom a job waits for, and for how long. Process a was rank 0 of epoch 1, in which it committed.
+A = Present(0, request("a", pid=7, host="node-a", rank=0, incarnation=1))
+NEWCOMERS = [request("b", patience_s=60.0)]
+
+
+def committed() -> JobWork:
+    work = JobWork()
+    work.told(pb.Work(epoch=1, committed=True))
+    return work
+
+
+@pytest.mark.parametrize(("pid", "host"), [(8, "node-a"), (7, "node-b")])
+def test_another_process_is_not_the_one_that_is_awaited(pid: int, host: str) -> None:
+    work = committed()
+    work.lost(A, "it is silent", may_live=True)
+    assert not work.ended(RankEnded("digits", 5, host, pid, "it ended"))
+    work.joins(request("c", pid=pid, host=host))
+    assert isinstance(work.verdict("digits", NEWCOMERS, 0.0), Waits)
+
+
+def test_nobody_waits_for_a_process_that_is_here_or_for_word_on_it() -> None:
+    work = committed()
+    work.lost(A, "it is silent", may_live=True)
+    work.joins(request("c", pid=7, host="node-a"))
+    assert not work.is_awaited(RankEnded("digits", 0, "node-a", 7, "it ended"))
+    assert isinstance(work.verdict("digits", NEWCOMERS, 0.0), Lost)
+
+
+def test_the_state_of_an_earlier_world_is_not_awaited() -> None:
+    work = committed()
+    work.lost(A, "it is silent", may_live=True)
+    work.told(pb.Work(epoch=2, committed=True))
+    assert isinstance(work.verdict("digits", NEWCOMERS, 0.0), Lost)
+
+
+def test_nor_is_word_on_who_was_in_a_training_that_has_begun_anew() -> None:
+    work = committed()
+    work.lost(A, "it ended", may_live=False)
+    work.begins_anew(2)
+    assert not work.is_awaited(RankEnded("digits", 0, "node-a", 7, "it ended"))
+    work.told(pb.Work(epoch=2, committed=True))
+    assert isinstance(work.verdict("digits", NEWCOMERS, 0.0), Lost)
+
+
+def test_the_wait_is_as_long_as_patience_and_begins_with_the_first_look() -> None:
+    work = committed()
+    work.restart_limits(0.0)  # nobody waits yet
+    work.lost(A, "it is silent", may_live=True)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 100.0), Waits)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 159.0), Waits)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 160.0), Lost)
+
+
+def test_a_wait_begins_anew_when_the_coordinator_was_stopped() -> None:
+    work = committed()
+    work.lost(A, "it is silent", may_live=True)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 100.0), Waits)
+    work.restart_limits(150.0)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 209.0), Waits)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 210.0), Lost)
+
+
+def test_word_on_how_a_process_ended_is_awaited_for_a_while() -> None:
+    work = committed()
+    work.lost(A, "it ended", may_live=False)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 100.0), Waits)
+    assert isinstance(work.verdict("digits", NEWCOMERS, 100.0 + WORD_S), Lost)
+
+
+def test_the_last_loss_is_known_after_a_takeover_although_later_records_have_none() -> None:
+    found = JobWork.restored(pb.JobWork(last_loss="rank 1 was killed"), pb.JobWork(committed_epoch=3))
+    assert (found.last_loss, found.committed_epoch) == ("rank 1 was killed", 3)
+    assert JobWork.restored(pb.JobWork(last_loss="first"), pb.JobWork(last_loss="second")).last_loss == "second"

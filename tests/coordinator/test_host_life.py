@@ -11,9 +11,10 @@ from test_cluster import ENDING, FAILED, QUEUED, RUNNING, SUCCEEDED, Story, repo
 from horovod.base.errors import LaunchCode
 from horovod.coordinator.core.cluster.effects import Notice
 from horovod.coordinator.core.cluster.execution import MOST_STARTS
-from horovod.coordinator.core.cluster.hosts import FIRST_ASIDE_S
+from horovod.coordinator.core.cluster.hosts import FIRST_ASIDE_S, Fitness, grace_of, is_aside, readmit, set_aside
 from horovod.coordinator.core.ending import Attendance
 from horovod.protos.v1 import agents_pb2 as pb
+from horovod.protos.v1 import jobs_pb2
 
 ORPHAN_S = 60.0  # of every agent here; a host that is away is lost after 10 s otherwise
 NO_SPACE = "no space left on device"
@@ -238,3 +239,48 @@ def test_what_a_host_failed_at_before_it_was_fit_again_counts_no_more() -> None:
     story.do(story.cluster.fitness("h1", "its disk is full", story.now_s, story.wall_s))
     story.do(story.cluster.fitness("h1", "", story.now_s, story.wall_s))
     assert story.state("j") == RUNNING
+
+
+# -- the parts of the rules --------------------------------------------------------------------------------------------
+def test_a_host_that_could_not_start_a_job_is_aside_until_the_time_has_come_or_it_says_that_it_is_well_again() -> None:
+    fitness = Fitness()
+    fitness.told("")  # as ever, which says nothing new
+    fitness.could_not_start(NO_SPACE, 100.0)
+    fitness.told("")
+    fitness.look(100.0 + FIRST_ASIDE_S - 1)
+    assert fitness.aside == NO_SPACE
+    fitness.look(100.0 + FIRST_ASIDE_S)
+    assert fitness.aside == ""
+    fitness.could_not_start(NO_SPACE, 200.0)
+    fitness.told("its disk is full")
+    assert fitness.aside == "its disk is full"
+    fitness.told("")
+    assert fitness.aside == ""
+
+
+def test_nothing_runs_unseen_where_all_processes_of_a_share_have_ended() -> None:
+    share = jobs_pb2.Share(agent="h1", started=True, slots=[0, 1], orphan_grace_seconds=ORPHAN_S)
+    record = jobs_pb2.JobRecord(state=RUNNING)
+    outcomes = [jobs_pb2.RankOutcome(rank=rank, code=0, incarnation=1) for rank in range(3)]
+    record.outcomes.extend(outcomes[:1])
+    assert grace_of(record, share, None, 10.0) == ORPHAN_S
+    record.outcomes.append(outcomes[1])
+    assert grace_of(record, share, None, 10.0) == 10.0
+    record.outcomes.append(outcomes[2])  # of another host
+    assert grace_of(record, share, None, 10.0) == 10.0
+
+
+def test_a_host_is_readmitted_once_and_only_where_no_time_is_set() -> None:
+    record = jobs_pb2.JobRecord(id="j")
+    assert not readmit(record, "h1")
+    set_aside(record, "h1", "it was lost", 50.0)
+    assert [one.reason for one in record.hosts_aside] == ["it was lost"]
+    assert is_aside(record, "h1", 1e9)
+    assert readmit(record, "h1")
+    assert not is_aside(record, "h1", 50.0)
+    assert not readmit(record, "h1")
+    record.spec.policy.cooldown_least_seconds = record.spec.policy.cooldown_most_seconds = 20.0
+    set_aside(record, "h1", "it was lost again", 50.0)
+    assert [one.reason for one in record.hosts_aside] == ["it was lost again"]
+    assert not readmit(record, "h1")
+    assert is_aside(record, "h1", 51.0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pytest
 
 from horovod.protos.v1 import agents_pb2 as pb
-from horovod.worker.agent.orders import ends_job, obey, order_of
+from horovod.worker.agent.orders import ends_job, obey, order_of, signalled
 
 
 class Recorded:
@@ -67,3 +67,10 @@ def test_orders(command: pb.AgentCommand, told: list[object], ends: bool, by_shi
 def test_other_commands_are_no_orders() -> None:
     assert order_of(pb.AgentCommand(start=pb.StartShare(job="j"))) is None
     assert order_of(pb.AgentCommand(read=pb.ReadLog(job="j"))) is None
+
+
+def test_a_signal_ends_a_job_only_where_that_is_said() -> None:
+    processes = Recorded()
+    obey(signalled(signal.SIGCONT), processes)
+    obey(signalled(signal.SIGINT, stop=True), processes)
+    assert processes.told == [("forward", signal.SIGCONT), ("stop", signal.SIGINT)]
