@@ -114,6 +114,9 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
+check_num_rank_power_of_2 = num_rank_is_power_2  # its name in horovod.tensorflow
+
+
 @contextlib.contextmanager
 def env(**variables: str | None) -> Iterator[None]:
     """Sets environment variables inside the block (None unsets one) and puts the old values back after it."""

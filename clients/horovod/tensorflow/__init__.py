@@ -22,9 +22,9 @@ except ModuleNotFoundError as error:
 from horovod import _core  # noqa: F401  (a missing native engine must fail here, not in hvd.init)
 from horovod.common import names as _names
 from horovod.common import signatures as _signatures
-from horovod.common import util as _util
 from horovod.common.basics import is_homogeneous as is_homogeneous
 from horovod.common.names import *  # noqa: F403
+from horovod.common.util import check_num_rank_power_of_2 as check_num_rank_power_of_2
 from horovod.tensorflow import elastic as elastic
 from horovod.tensorflow import functions as _functions
 from horovod.tensorflow import ops as _ops
@@ -52,7 +52,6 @@ from horovod.tensorflow.util import (
     handle_average_backwards_compatibility as handle_average_backwards_compatibility,
 )
 
-check_num_rank_power_of_2 = _util.num_rank_is_power_2  # imported under another name, type checkers take it for private
 _signatures.name_reductions(globals())
 
 
