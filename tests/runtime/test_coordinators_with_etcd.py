@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import etcd_server
 import pytest
+from error_codes import ends_with
 from etcd_server import Etcd, ctl
 from resources import eventually
 from runtime_harness import Program
+
+from horovod.base.errors import SettingCode
 
 pytestmark = pytest.mark.skipif(bool(etcd_server.missing()), reason=etcd_server.missing())
 
@@ -106,4 +110,4 @@ def test_a_store_that_makes_no_sense_is_a_usage_error() -> None:
     command = [sys.executable, "-m", "horovod.coordinator", "--store", "etcd://h1"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert "has 'h1' where HOST:PORT is expected" in ended.stderr
+    assert re.search(ends_with(SettingCode.INVALID_SETTING, "'etcd://h1'", "'h1'", "HOST:PORT"), ended.stderr)

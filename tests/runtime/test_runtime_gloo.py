@@ -15,7 +15,7 @@ from event_words import NO_GLOO
 from runtime_harness import allreduce_all, await_first, close_all, form_threads, world
 
 from horovod import _core
-from horovod.base.errors import SettingCode, WorldCode
+from horovod.base.errors import EngineCode, SettingCode, WorldCode
 from horovod.base.settings import resolve
 from horovod.common import basics as hvd
 from horovod.coordinator.server import EmbeddedCoordinator
@@ -84,7 +84,8 @@ except ValueError as error:
 """
     said = subprocess.run([sys.executable, "-c", script, copy], check=True, capture_output=True, text=True).stdout
     assert said.startswith(f"This build of Horovod {NO_GLOO}")
-    assert "apt-get install libgloo-dev" in said
+    assert f"[{EngineCode.MISSING_LIBRARY}]" in said
+    assert "libgloo-dev" in said
     assert said.endswith("refused\n")
     (tmp_path / "libhorovod_gloo.so").write_bytes(b"not a library")
     said = subprocess.run([sys.executable, "-c", script, copy], check=True, capture_output=True, text=True).stdout
