@@ -124,6 +124,11 @@ def test_everything_else_is_refused_until_the_round_is_over() -> None:
     for rank in range(3):
         ranks.say(rank, op("broadcast.x", BROADCAST))
     assert all("broadcast.x" in plans for plans in ranks.plans)
+    for rank in (1, 2):
+        ranks.say(rank, op("allgather.before", ALLGATHER))
+    assert not any("allgather.before" in plans for plans in ranks.plans), "rank 0 got an error for its own"
+    ranks.say(0, op("allgather.before", ALLGATHER))
+    assert all("allgather.before" in plans for plans in ranks.plans)
 
 
 def test_other_process_sets_do_not_notice() -> None:
