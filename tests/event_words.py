@@ -16,6 +16,10 @@ REPLACED = "another process takes its place"
 REPLACED_BY_ANOTHER = "another process was started in its place"
 UNKNOWN_WHICH_SIDE = "it can't be told which"
 LEFT_THE_JOB = "has left the job"
+NO_WORLD_YET = "ended before it had its world"
+ACKNOWLEDGES_NOTHING = "acknowledges nothing"
+HAVE_NOT_JOINED = "have not joined"
+ENDS_FOR_ALL = "the job ends for all"
 
 # Jobs and hosts
 WAITS_FOR_ROOM = "It waits for room"
@@ -34,6 +38,10 @@ AGENT_SERVES = "horovod-worker serves"
 TAKEN_OVER = "was taken over"
 NO_COORDINATOR_THERE = "is said to be"
 IN_THE_CLEAR = "travels in the clear"
+SERVES_EVERYBODY = "serves everybody"
+PAGES_ARE_OPEN = "may read which jobs run"
+STOPPED_FOR_A_WHILE = "was stopped for a while; its limits begin anew"
+OWN_CERTIFICATE = "of the coordinator itself"
 OLD_CERTIFICATE_STAYS = "The certificate from before stays in use."
 
 # Backends
@@ -49,6 +57,7 @@ DEPRECATED = "is deprecated"
 DISTRIBUTED_ALREADY = "distributed already"
 NOTHING_IS_TRAINED = "nothing is trained"
 SAME_GRADIENTS = "every rank computed the same gradients"
+NO_SAMPLES = "has no samples now"
 
 
 def tells(text: str, *facts: object) -> bool:

@@ -13,7 +13,7 @@ from certificates import Authority
 from coordinator_builders import op
 from coordinator_client import Crew, Stream
 from error_codes import ends_with
-from event_words import IN_THE_CLEAR
+from event_words import IN_THE_CLEAR, SERVES_EVERYBODY
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -154,8 +154,8 @@ LONG = "t" * MIN_CLUSTER_TOKEN_LENGTH
         ("192.0.2.1", "t", TLS, False, "[weak-token]"),
         ("192.0.2.1", "t", MUTUAL, False, "[weak-token]"),
         ("192.0.2.1", "t", None, True, "travels in the clear"),
-        ("192.0.2.1", None, None, True, "serves everybody"),
-        ("0.0.0.0", None, TLS, True, "serves everybody"),
+        ("192.0.2.1", None, None, True, SERVES_EVERYBODY),
+        ("0.0.0.0", None, TLS, True, SERVES_EVERYBODY),
     ],
 )
 def test_exposure(host: str, token: str | None, tls: ServerTls | None, insecure: bool, expected: str) -> None:
@@ -203,5 +203,5 @@ def test_the_embedded_one_off_loopback(tmp_path: Path, caplog: pytest.LogCapture
     with EmbeddedCoordinator("0.0.0.0:0", tls=Authority(tmp_path).server(mutual=True)):
         pass
     with EmbeddedCoordinator("0.0.0.0:0", insecure=True):
-        assert "serves everybody" in caplog.text
+        assert SERVES_EVERYBODY in caplog.text
     assert all(record.levelno == logging.WARNING for record in caplog.records if "coordinator" in record.name)

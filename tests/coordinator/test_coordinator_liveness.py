@@ -4,7 +4,7 @@ import re
 
 import pytest
 from error_codes import ends_with
-from event_words import NOT_BACK, WAS_LOST, tells
+from event_words import NO_WORLD_YET, NOT_BACK, WAS_LOST, tells
 from membership_story import SECRET, Story
 
 from horovod.base.errors import WorldCode
@@ -180,7 +180,7 @@ def test_a_member_that_never_had_its_world_can_not_come_back(story: Story) -> No
     assert [type(effect).__name__ for effect in effects] == ["Formed", "Send", "Send"]
     other.disconnect("m1")
     (gone,) = other.goodbyes("m0")
-    assert "ended before it had its world" in gone.sentence
+    assert NO_WORLD_YET in gone.sentence
 
 
 # -- witnesses ---------------------------------------------------------------------------------------------------------

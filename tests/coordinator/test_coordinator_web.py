@@ -23,7 +23,7 @@ from certificates import Authority
 from coordinator_builders import op
 from coordinator_client import Crew
 from error_codes import ends_with
-from event_words import ATTACHED_AGAIN, EPOCH_BEGAN, IN_THE_CLEAR
+from event_words import ATTACHED_AGAIN, EPOCH_BEGAN, IN_THE_CLEAR, PAGES_ARE_OPEN
 from google.protobuf.wrappers_pb2 import Int32Value, StringValue
 
 from horovod.base.errors import AccessCode, ClusterCode, SettingCode, code_of
@@ -284,7 +284,7 @@ def test_an_embedded_one_shows_nothing_to_strangers(caplog: pytest.LogCaptureFix
     caplog.clear()
     with EmbeddedCoordinator(web_listen="0.0.0.0:0", insecure=True) as coordinator:
         assert read(coordinator.web_address.replace("0.0.0.0", "127.0.0.1"))[0] == 200
-    assert "may read which jobs run" in caplog.text
+    assert PAGES_ARE_OPEN in caplog.text
 
 
 def read_as_browser(url: str, host: str = "", cookie: str = "") -> tuple[int, str, str, str]:

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from error_codes import ends_with
+from event_words import ACKNOWLEDGES_NOTHING
 from test_elastic_worlds import Elastic
 
 from horovod.base.errors import WorldCode
@@ -243,7 +244,7 @@ def test_a_host_that_acknowledges_nothing_to_a_peer_nor_to_the_coordinator_is_lo
     assert story.lost() == []
     story.look(1, "", silent="b")
     assert story.lost() == [1]
-    assert "acknowledges nothing" in story.goodbyes("a1")[0].sentence
+    assert ACKNOWLEDGES_NOTHING in story.goodbyes("a1")[0].sentence
 
 
 def test_a_host_behind_the_same_link_of_which_no_peer_has_said_anything() -> None:

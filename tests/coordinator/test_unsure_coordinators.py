@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import grpc
 import pytest
 from coordinator_builders import request
+from event_words import NOT_BACK
 from resources import eventually
 from stopped_jobs import let_pass
 
@@ -101,7 +102,7 @@ def test_members_that_are_away_meanwhile_come_back() -> None:
             store.is_silent = False
             hub.disconnected("m1", again)
             gone = await next_of(streams[0], "gone", heard[0])
-            assert "has not come back" in gone.gone.sentence
+            assert NOT_BACK in gone.gone.sentence
         finally:
             for task in work:
                 task.cancel()

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from event_words import ATTACHED_AGAIN, NOT_BACK, WAS_LOST
+from event_words import ATTACHED_AGAIN, NOT_BACK, STOPPED_FOR_A_WHILE, WAS_LOST
 from resources import descriptors, eventually
 from runtime_harness import allreduce_all, close_all, form_threads, threads_of_streams, world
 from stopped_jobs import ROUNDS, SHORT, UNSEEN, job, let_pass, port_of, stop_all
@@ -155,7 +155,7 @@ def test_another_rank_of_its_host_vouches_for_one_that_was_stopped(caplog: pytes
 def test_a_job_that_was_stopped_with_its_coordinator_goes_on() -> None:
     """First the ranks, so that the grace runs when the coordinator is stopped itself, for much longer than that."""
     errors = stop_all(grace_s=1.5, stall_s=3.0, stop_s=3.5)
-    assert "was stopped for a while; its limits begin anew" in errors
+    assert STOPPED_FOR_A_WHILE in errors
     assert not re.search(f"{WAS_LOST}|ERROR", errors)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from error_codes import ends_with
+from event_words import HAVE_NOT_JOINED
 
 from horovod.base.errors import OperationCode, TrainingCode, coded
 from horovod.common import elastic
@@ -195,7 +196,7 @@ def test_what_was_announced_and_does_not_come_is_waited_for_once(
     state.on_hosts_updated(Announced(1.0), HostUpdateResult.added)
     assert not state._host_messages.empty()
     state.commit()
-    assert "have not joined" in caplog.text
+    assert HAVE_NOT_JOINED in caplog.text
     caplog.clear()
     state.commit()
     assert not caplog.text
