@@ -109,8 +109,9 @@ def _advertised(given: str | None, address: ListenAddress, *, shared: bool) -> s
         return str(advertised)
     if shared and address.is_wildcard():
         sentence = (
-            f"Coordinators of one store send training processes to each other, and {address} tells nobody where to go. "
-            "Add --advertise HOST:PORT with an address under which the others reach this one."
+            f"Coordinators of one store redirect training processes to each other, and {address} is not an "
+            "address to which others can connect. Add --advertise HOST:PORT with an address under which "
+            "others reach this coordinator."
         )
         raise ValueError(coded(SettingCode.MISSING_SETTING, sentence))
     return None

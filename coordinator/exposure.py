@@ -45,8 +45,8 @@ def check_exposure(
         _check_length(token, address, "--token-file, HOROVOD_TOKEN")
     if tls is None:
         return (
-            f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: whoever "
-            f"can read the network can take it. {tls_advice}"
+            f"The coordinator at {address} asks for a token, but without TLS the token travels in the clear: "
+            f"anybody who can read the network can take it. {tls_advice}"
         )
     return ""
 
@@ -68,8 +68,9 @@ def check_web_exposure(address: ListenAddress, token: str | None, tls: bool, ins
         _check_length(token, address, "--web-token-file")
     if not tls:
         return (
-            f"The pages at {address} ask for a token, but without TLS it travels in the clear: whoever can read the "
-            "network can take it and read the pages, but not join a job. --web-tls shows them over HTTPS."
+            f"The pages at {address} ask for a token, but without TLS it travels in the clear: anybody who can "
+            "read the network can take it and read the pages, but not join a job. --web-tls shows them over "
+            "HTTPS."
         )
     return ""
 
@@ -78,9 +79,9 @@ def _check_length(token: str | None, address: ListenAddress, options: str) -> No
     """ValueError for a token that other hosts could find by trying: they may connect as often as they like."""
     if token is not None and len(token) < MIN_CLUSTER_TOKEN_LENGTH:
         sentence = (
-            f"The token for {address} ({options}) has {len(token)} characters, so whoever can connect could find it by "
-            f"trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand -hex 32`, "
-            "or accept the risk with --insecure."
+            f"The token for {address} ({options}) has {len(token)} characters, so anybody who can connect "
+            f"could guess it. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
+            "rand -hex 32`, or accept the risk with --insecure."
         )
         raise ValueError(coded(AccessCode.WEAK_TOKEN, sentence))
 
@@ -94,19 +95,20 @@ def check_store_exposure(address: EtcdAddress, is_sealed: bool, insecure: bool) 
     if address.cert is None and address.user is None:
         missing.append("credentials (cert=FILE&key=FILE, or user=NAME&password_file=FILE)")
     if not is_sealed:
-        missing.append("a key that seals what is in it (--token-file, or --store-key-file)")
+        missing.append("a key to encrypt its entries (--token-file, or --store-key-file)")
     if not others or not missing:
         return ""
     lacks = " and without ".join(missing)
     if insecure:
         return (
-            f"The store, etcd at {', '.join(others)}, is used without {lacks}: whoever can reach it can end every "
-            f"job{'' if is_sealed else ', read what they are given, and change what agents run'}."
+            f"The store, etcd at {', '.join(others)}, is used without {lacks}: anybody who can reach it can "
+            f"end every job{'' if is_sealed else ', read what they are given, and change what agents run'}."
         )
     sentence = (
-        f"Refusing to keep jobs in etcd at {', '.join(others)} without {lacks}: whoever can reach it could end every "
-        f"job{'' if is_sealed else ', read what they are given, and change what agents run'}. The files for TLS and "
-        "credentials stand behind the '?' of --store, and etcd must ask for them (--client-cert-auth, or `etcdctl auth "
-        "enable`). Or use an etcd on 127.0.0.1, or accept the risk with --insecure-store."
+        f"Refusing to keep jobs in etcd at {', '.join(others)} without {lacks}: anybody who can reach it could "
+        f"end every job{'' if is_sealed else ', read what they are given, and change what agents run'}. Name "
+        "the files for TLS and credentials after the '?' in --store, and let etcd require them "
+        "(--client-cert-auth, or `etcdctl auth enable`). Or use an etcd on 127.0.0.1, or accept the risk with "
+        "--insecure-store."
     )
     raise ValueError(coded(AccessCode.EXPOSED, sentence))

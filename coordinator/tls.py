@@ -186,7 +186,7 @@ class _Follower:
                 _log.warning("%s The certificate from before stays in use.", sentence)
             return None
         self._told = ""
-        _log.warning("The certificate %r was read anew.", self._files.cert)
+        _log.warning("The certificate %r was reloaded.", self._files.cert)
         return loaded
 
 

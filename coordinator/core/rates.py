@@ -107,7 +107,7 @@ class RateLimits:
 def _too_fast(who: str, what: str, rate: Rate) -> str:
     return coded(
         ClusterCode.TOO_MANY_MESSAGES,
-        f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, {rate.per_s:.0f} each "
-        "second are served). Ranks should announce operations under names that come back in each step; where they do, "
-        "please report this.",
+        f"More {what} come from {who} than any training needs (above {rate.burst:.0f} at once, "
+        f"{rate.per_s:.0f} each second are served). Ranks should use the same names for their operations in "
+        "each step. If they do, please report this.",
     )

@@ -98,7 +98,7 @@ def _of_one_answer(
             # By the status the client knows whether it helps to ask again.
             is_final = isinstance(error, TooLargeError | WritesRefusedError)
             status = grpc.StatusCode.FAILED_PRECONDITION if is_final else grpc.StatusCode.UNAVAILABLE
-            await context.abort(status, f"What was asked for needs the store, which fails: {error}")
+            await context.abort(status, f"This request needs the store, which fails: {error}")
         except NotServingError:  # it has ceased to serve meanwhile
             assert hub is not None
             await send_on(hub, context)

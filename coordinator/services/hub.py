@@ -469,7 +469,7 @@ class Hub:
             # Another coordinator may serve its jobs by now, to which members that are away here are connected.
             self._membership.restart_limits(self._clock())
         if jumped:
-            _log.warning("This coordinator was stopped for a while; its limits begin anew.")
+            _log.warning("This coordinator was stopped for a while; its time limits start again.")
             self._membership.restart_limits(self._clock())
             for session in self._sessions.values():
                 session.negotiation.restart_limits(self._clock())

@@ -100,6 +100,6 @@ def unknown(job: str) -> str:
     """The sentence for a job that does not exist."""
     return coded(
         ClusterCode.UNKNOWN_JOB,
-        f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` shows those that there are. The last 200 "
-        "that are over are kept.",
+        f"There is no job {printable(job, MAX_SHOWN)!r} here: `horovodrun ps` lists the known jobs. Of ended "
+        "jobs, the latest 200 are kept.",
     )

@@ -170,9 +170,10 @@ class Peers:
             _, writer = await asyncio.wait_for(opening, ANSWER_S)
         except ssl.SSLCertVerificationError as error:
             sentence = (
-                f"The process at {address}, where a coordinator of this store is said to be, shows a certificate that "
-                f"is not believed ({error.verify_message}), so its jobs are taken over. If it is a coordinator, its "
-                "certificate has to be for that address and signed by the authority that --tls-peer-ca names."
+                f"The process at {address}, the address of another coordinator of this store, shows a "
+                f"certificate that can't be verified ({error.verify_message}), so its jobs are taken over. If "
+                "it is a coordinator, its certificate must be for that address and signed by the authority of "
+                "--tls-peer-ca."
             )
         except (OSError, asyncio.TimeoutError):
             return

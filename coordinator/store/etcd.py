@@ -275,8 +275,8 @@ class EtcdStore:
         if self._seal is None:
             if is_sealed(pair.value):
                 raise StoreKeyError(
-                    f"{self._name} holds what other coordinators have sealed, and this one has no key: start it with "
-                    "their --token-file, or their --store-key-file."
+                    f"{self._name} has entries that other coordinators have encrypted, and this one has no "
+                    "key. Start it with their --token-file or --store-key-file."
                 )
             return pair.value
         if key == SEALED:
@@ -349,10 +349,10 @@ class EtcdStore:
             entries = [pair for pair in found.kvs if self._name_of(pair) != FORMAT]
             if entries and not any(self._opens(pair) for pair in entries):
                 raise StoreKeyError(
-                    f"{self._name} holds what coordinators have written under {self._prefix!r} without a key, or with "
-                    "another one, so that it is not known who wrote it. Let their jobs end, stop these coordinators, "
-                    f"and delete it: `etcdctl del --prefix {self._prefix}`; or choose another prefix "
-                    "(--store etcd://...?prefix=TEXT)."
+                    f"{self._name} holds what coordinators have written under {self._prefix!r} without a key, "
+                    "or with another one, so that it is not known who wrote it. Let their jobs end, stop "
+                    f"these coordinators, and delete the entries: `etcdctl del --prefix {self._prefix}`; or "
+                    "choose another prefix (--store etcd://...?prefix=TEXT)."
                 )
         latest = pairs[0].mod_revision if pairs else MISSING
         put = pb.RequestOp(request_put=self._put_request(SEALED, b"", None))

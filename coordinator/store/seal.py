@@ -71,9 +71,9 @@ class Seal:
         for secret in secrets:
             if len(secret) < MIN_CLUSTER_TOKEN_LENGTH:
                 sentence = (
-                    f"A key for the store has {len(secret)} characters, so whoever can read the store could find it by "
-                    f"trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl rand "
-                    "-hex 32`."
+                    f"A key for the store has {len(secret)} characters, so anybody who can read the store "
+                    f"could guess it. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of "
+                    "`openssl rand -hex 32`."
                 )
                 raise ValueError(coded(AccessCode.WEAK_TOKEN, sentence))
             extracted = hmac.digest(b"horovod store", secret.encode(), "sha256")

@@ -56,8 +56,8 @@ from horovod.protos.v1 import agents_pb2, jobs_pb2
             {"processes": 1, "environment": {"LARGE": "x" * 1_400_000}},
             (
                 "The description of the job has 1,400,020 bytes, 1,400,005 of them in its environment: with 1 "
-                "process(es) it may have 1,349,964. Leave out what the job need not have, as in `env -u LARGE "
-                "horovodrun ...`. [job-too-large]"
+                "process(es) it may have 1,349,964. Remove variables that the job does not need, as in `env "
+                "-u LARGE horovodrun ...`. [job-too-large]"
             ),
         ),
     ],
@@ -68,15 +68,15 @@ def test_of_jobs_that_are_not_taken(fields: dict[str, Any], sentence: str) -> No
 
 def test_of_a_job_that_is_not_known() -> None:
     assert unknown("j") == (
-        "There is no job 'j' here: `horovodrun ps` shows those that there are. The last 200 that are over are kept. "
-        "[unknown-job]"
+        "There is no job 'j' here: `horovodrun ps` lists the known jobs. Of ended jobs, the latest 200 are "
+        "kept. [unknown-job]"
     )
 
 
 def test_of_code_for_which_there_is_no_room() -> None:
     assert Archives(total_bytes=1 << 20).in_the_way(jobs_pb2.Code(sha256="0" * 64, size=2 << 20), ()) == (
-        "There is no room for 2,097,152 bytes of code: at most 1 MiB are kept, and jobs that are not over need what is "
-        "there. Submit it again when some of them have ended. [no-room-for-code]"
+        "There is no room for 2,097,152 bytes of code: at most 1 MiB are kept, and unfinished jobs need the "
+        "code that is stored now. Submit the job again when some of them have ended. [no-room-for-code]"
     )
 
 
@@ -179,8 +179,8 @@ def test_of_tokens(shown: str | None, sentence: str) -> None:
 def test_of_what_ends_streams() -> None:
     limits = RateLimits(Rates(messages=Rate(0, 5)))
     assert limits.message("rank 1", 1, 0.0) == (
-        "More messages come from rank 1 than any training needs (above 0 at once, 5 each second are served). Ranks "
-        "should announce operations under names that come back in each step; where they do, please report this. "
+        "More messages come from rank 1 than any training needs (above 0 at once, 5 each second are served). "
+        "Ranks should use the same names for their operations in each step. If they do, please report this. "
         "[too-many-messages]"
     )
     assert own_error(LookupError("x"), "rank 0") == (

@@ -77,8 +77,9 @@ def no_table(*_: object) -> set[int]:
             lambda *_: {4_000_000},
             Credential.metadata,
             (
-                f"What listens at 127.0.0.1:1 belongs to uid 4000000, but this process to {token._user(os.geteuid())}, "
-                "and a coordinator of another user could make it do as it likes. Choose another port for your own "
+                "The process that listens at 127.0.0.1:1 belongs to uid 4000000, but this process belongs to "
+                f"{token._user(os.geteuid())}, "
+                "and another user's coordinator could make it run any code. Choose another port for your own "
                 "coordinator. To take part in the job of that one, give its token (HOROVOD_TOKEN or "
                 "HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; `horovodrun certs` makes "
                 "one). [other-user]"
@@ -89,8 +90,9 @@ def no_table(*_: object) -> set[int]:
             lambda *_: {4_000_000},
             Credential.metadata,
             (
-                f"What listens at 127.0.0.1:1 belongs to uid 4000000, but this process to {token._user(os.geteuid())}, "
-                "and a coordinator of another user could make it do as it likes. It was not sent the token of this "
+                "The process that listens at 127.0.0.1:1 belongs to uid 4000000, but this process belongs to "
+                f"{token._user(os.geteuid())}, "
+                "and another user's coordinator could make it run any code. It was not sent the token of this "
                 "process. Choose another port for your own coordinator. To take part in the job of that one, give its "
                 "token (HOROVOD_TOKEN or HOROVOD_TOKEN_FILE) and the authority of its certificate (HOROVOD_TLS_CA; "
                 "`horovodrun certs` makes one). [other-user]"
@@ -122,9 +124,9 @@ def no_table(*_: object) -> set[int]:
             lambda *_: set(),
             Credential.confirm,
             (
-                "It can't be told whose coordinator answers at 127.0.0.1:1: no process listens there that is seen from "
-                "here. Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
-                "HOROVOD_TOKEN_FILE. [unknown-owner]"
+                "It can't be told whose coordinator answers at 127.0.0.1:1: no process listens there that is "
+                "seen from here. If the connection is forwarded, give the coordinator's token in "
+                "HOROVOD_TOKEN or HOROVOD_TOKEN_FILE. [unknown-owner]"
             ),
         ),
         (
@@ -132,9 +134,9 @@ def no_table(*_: object) -> set[int]:
             lambda *_: set(),
             Credential.confirm,
             (
-                "It can't be told whose coordinator answers at 127.0.0.1:1: no process listens there that is seen from "
-                "here. Start again; where other users could take that port, let the coordinator show a certificate "
-                "(HOROVOD_TLS_CA). [unknown-owner]"
+                "It can't be told whose coordinator answers at 127.0.0.1:1: no process listens there that is "
+                "seen from here. Start again. If other users could take that port, give the coordinator a "
+                "certificate (HOROVOD_TLS_CA). [unknown-owner]"
             ),
         ),
     ],
@@ -207,8 +209,9 @@ def of_the_protocol(reason: str) -> ssl.SSLError:
         (
             of_a_certificate(OTHER_NAME),
             (
-                "The coordinator at h:1 has a certificate that is not for 'h'. Use a name that is in it; where the "
-                "address has to stay, put that name into HOROVOD_TLS_SERVER_NAME. [untrusted-certificate]"
+                "The coordinator at h:1 has a certificate that is not for 'h'. Use a name that is in it. If "
+                "you can't change the address, put that name into HOROVOD_TLS_SERVER_NAME. "
+                "[untrusted-certificate]"
             ),
         ),
         (

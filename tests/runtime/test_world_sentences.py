@@ -170,8 +170,8 @@ def test_of_a_member_that_leaves_because_it_could_not_connect() -> None:
         (
             grpc.StatusCode.INTERNAL,
             (
-                "What the server at h:1 answered is not understood (Method not found!). Check that it is a Horovod "
-                "coordinator of this version. [not-a-coordinator]"
+                "The server at h:1 sent an answer that this process does not understand (Method not found!). "
+                "Check that it is a Horovod coordinator of this version. [not-a-coordinator]"
             ),
         ),
         (

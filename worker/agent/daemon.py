@@ -152,7 +152,10 @@ class Daemon:
     def drain(self) -> None:
         """Takes no more jobs and leaves when those that run have ended. Elastic jobs go on without this host."""
         if not self._draining:
-            log.warning("Draining: no new jobs; this agent ends with those that run. Ranks of elastic jobs leave now.")
+            log.warning(
+                "Draining: this host takes no new jobs, and this agent exits when its running jobs end. Ranks of "
+                "elastic jobs leave now."
+            )
             self._draining = True
             self._stream.send(drain=pb.Drain())
             for job in [*self._jobs, *self._starting]:

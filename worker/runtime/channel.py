@@ -240,8 +240,8 @@ def explain(code: grpc.StatusCode, details: str, address: str, with_token: bool)
     if code is grpc.StatusCode.INTERNAL:
         return coded(
             said or WorldCode.NOT_A_COORDINATOR,
-            f"What the server at {address} answered is not understood ({details}). Check that it is a Horovod "
-            "coordinator of this version.",
+            f"The server at {address} sent an answer that this process does not understand ({details}). Check "
+            "that it is a Horovod coordinator of this version.",
         )
     return coded(said or _ended_with(code), f"The coordinator at {address} ended the call: {details}{end}")
 

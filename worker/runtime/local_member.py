@@ -312,7 +312,7 @@ class LocalMember:
                 if self.final:
                     self.lost = self.reason
                     if not self._removed:
-                        log.warning("%s Operations that every rank knows go on.", why)
+                        log.warning("%s Operations that every rank has run before continue.", why)
             self.changed.notify_all()
 
     def attach_request(self) -> membership_pb2.Attach:

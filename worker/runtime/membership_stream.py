@@ -203,8 +203,8 @@ def stay(member: LocalMember) -> None:
         elif not warned and not member.final and time.monotonic() - broken_at > member.grace_seconds:
             warned = True
             log.warning(
-                "The coordinator at %s can't be reached: %s Operations that every rank knows go on; this process "
-                "keeps trying to come back.",
+                "The coordinator at %s can't be reached: %s Operations that every rank has run before "
+                "continue, and this process tries to reconnect.",
                 member.streams.address,
                 without_code(member.reason),
             )

@@ -460,7 +460,7 @@ class _Assembly:
             self._inbound.pop(link)
         self._selector.unregister(link.sock)
         if slot.link is not None and slot.link is not link:
-            self._drop(slot.link, "the peer has connected anew")
+            self._drop(slot.link, "the peer has reconnected")
         slot.link = None
         link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if slot.proven is not None:
@@ -497,5 +497,5 @@ class _Assembly:
         )
         if not slot.endpoints:
             mine = ", ".join(str(e) for e in self._listeners.endpoints)
-            return f"{me} waited in vain for {peer} to connect to {mine}.{also} {todo}"
+            return f"{me} waited without success for {peer} to connect to {mine}.{also} {todo}"
         return f"{me} cannot connect to {peer}. Tried {slot.tried_in_words()}.{also} {todo}"

@@ -232,7 +232,10 @@ class ProcessSets:
         for rank, word in zip(ranks, words, strict=True):
             said = word[_SIGNATURE_BYTES:]
             if not hmac.compare_digest(word, self._signed(name, step, rank, said)):
-                raise _other_version(f"What {self._world.label(rank)} says about a process set is not signed by it.")
+                raise _other_version(
+                    f"A message about a process set in the name of {self._world.label(rank)} does not carry its "
+                    "signature."
+                )
             payloads += _LENGTH.pack(len(said)) + said
         return dict(zip(ranks, read_answers(memoryview(payloads), len(ranks), saying.keys()), strict=True))
 
@@ -440,7 +443,9 @@ def read_answers(everything: memoryview, size: int, expected: Collection[str]) -
                 with contextlib.suppress(ValueError, RecursionError):
                     said = json.loads(bytes(text))
         if not isinstance(said, dict) or not _is_answer(said, expected):
-            raise _other_version(f"What rank {len(answers)} or one before it says about process sets makes no sense.")
+            raise _other_version(
+                f"The message about process sets of rank {len(answers)}, or of a lower rank, is invalid."
+            )
         answers.append(said)
     if len(answers) != size:
         raise _other_version(f"{len(answers)} of {size} ranks spoke about process sets.")

@@ -187,7 +187,7 @@ def _in_words(error: ssl.SSLCertVerificationError, tls: ClientTls, name: str) ->
     if code in (OTHER_NAME, OTHER_ADDRESS):
         return (
             f"has a certificate that is not for {name!r}",
-            "Use a name that is in it; where the address has to stay, put that name into HOROVOD_TLS_SERVER_NAME.",
+            "Use a name that is in it. If you can't change the address, put that name into HOROVOD_TLS_SERVER_NAME.",
         )
     return f"has a certificate that can't be believed: {error.verify_message}", "Check HOROVOD_TLS_CA."
 

@@ -93,10 +93,9 @@ class Credential:
         """The world stands. StartError unless the coordinator is still the one that the attempt was meant for."""
         if self._checks and not self._check_owner() and not self._passed_on:
             remedy = (
-                "Start again; where other users could take that port, let the coordinator show a certificate "
-                "(HOROVOD_TLS_CA)."
+                "Start again. If other users could take that port, give the coordinator a certificate (HOROVOD_TLS_CA)."
                 if self._is_given
-                else "Where connections are forwarded, give the coordinator's token in HOROVOD_TOKEN or "
+                else "If the connection is forwarded, give the coordinator's token in HOROVOD_TOKEN or "
                 "HOROVOD_TOKEN_FILE."
             )
             raise StartError(
@@ -126,10 +125,10 @@ class Credential:
             raise StartError(
                 coded(
                     AccessCode.OTHER_USER,
-                    f"What listens at {self._address} belongs to {_user(strangers[0])}, but this process to "
-                    f"{_user(os.geteuid())}, and a coordinator of another user could make it do as it likes.{unsent} "
-                    f"Choose another port for your own coordinator. To take part in the job of that one, "
-                    f"{_GIVE_BOTH[0].lower()}{_GIVE_BOTH[1:]}.",
+                    f"The process that listens at {self._address} belongs to {_user(strangers[0])}, but this "
+                    f"process belongs to {_user(os.geteuid())}, and another user's coordinator could make it "
+                    f"run any code.{unsent} Choose another port for your own coordinator. To take part in the "
+                    f"job of that one, {_GIVE_BOTH[0].lower()}{_GIVE_BOTH[1:]}.",
                 )
             )
         return bool(found)

@@ -27,8 +27,8 @@ MAX_RANKS = 64  # ranks that a report names; a world may have thousands
 MAX_NAME_LENGTH = 200
 
 UNCERTAIN = (
-    " Where several ranks miss one tensor, some of them may have started it already; it is only known that they do not "
-    "wait for it."
+    " If several ranks are listed as missing for one tensor, some of them may have started it already; it is "
+    "only known that they do not wait for it."
 )
 OVER = "The stall is over: no tensor waits for missing ranks any more."
 

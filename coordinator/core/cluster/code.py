@@ -66,8 +66,9 @@ class Archives:
         if left < code.size:
             return coded(
                 ClusterCode.NO_ROOM_FOR_CODE,
-                f"There is no room for {code.size:,} bytes of code: at most {self.total_bytes >> 20} MiB are kept, and "
-                "jobs that are not over need what is there. Submit it again when some of them have ended.",
+                f"There is no room for {code.size:,} bytes of code: at most {self.total_bytes >> 20} MiB are "
+                "kept, and unfinished jobs need the code that is stored now. Submit the job again when some "
+                "of them have ended.",
             )
         return going
 

@@ -166,10 +166,10 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
         "list of hosts": sum(host.ByteSize() for host in spec.hosts),
     }
     largest = max(parts, key=lambda name: parts[name])
-    remedy = "Put what is long into a file."
+    remedy = "Put long values into a file."
     if largest == "environment":
         longest = max(spec.environment, key=lambda name: len(spec.environment[name]))
-        remedy = f"Leave out what the job need not have, as in `env -u {longest[:100]} horovodrun ...`."
+        remedy = f"Remove variables that the job does not need, as in `env -u {longest[:100]} horovodrun ...`."
     return coded(
         ClusterCode.JOB_TOO_LARGE,
         f"The description of the job has {size:,} bytes, {parts[largest]:,} of them in its {largest}: with "

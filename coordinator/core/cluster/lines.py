@@ -121,5 +121,5 @@ def refusal_of(spec: jobs_pb2.JobSpec) -> str:
     if empty := [index for index, line in enumerate(spec.lines) if not line.command]:
         return f"Line {empty[0] + 1} of the run list has no command."
     if not any(line.distributed for line in spec.lines):
-        return "No line of the run list is distributed: mark the one that is to be started for each process."
+        return "No line of the run list is distributed: mark the line that is started for each process."
     return ""

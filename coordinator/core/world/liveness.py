@@ -129,7 +129,10 @@ class Liveness:
     def attach(self, attach: pb.Attach, nonce: bytes, proof: bytes) -> tuple[pb.Refused | None, list[Effect]]:
         """A member that may come back answered the challenge."""
         if not is_equal(proof, attach_proof(self.world.secret, attach, nonce)):
-            sentence = f"Whoever asks for the place of rank {attach.rank} of job {attach.job!r} did not prove to be it."
+            sentence = (
+                f"A process that claims the place of rank {attach.rank} of job {attach.job!r} did not prove that "
+                "it is this rank."
+            )
             return unknown(WorldCode.UNPROVEN_MEMBER, sentence), []
         one = self.present[attach.member_id]
         one.life.attached()

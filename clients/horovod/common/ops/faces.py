@@ -74,8 +74,9 @@ ARGUMENTS: Final[dict[str, str]] = {
     "device_sparse": "the same for tf.IndexedSlices.",
     "ignore_name_scope": "the name does not begin with TensorFlow's name scope.",
     "device": (
-        "the index of this rank's GPU, or -1. The zeros of an operation are made where the other ranks have their"
-        " {one}s, so it is needed only where they are on GPUs and this rank has not reduced any there yet."
+        "the index of this rank's GPU, or -1. A joined rank makes its zeros on the same kind of device as the "
+        "other ranks' {one}s, so this is needed only if these are on GPUs and this rank has not reduced one "
+        "on its GPU yet."
     ),
 }
 _IN_FLIGHT: Final = "It must not be changed before {waits} has returned."
@@ -114,7 +115,7 @@ REASONS: Final[tuple[tuple[str, str, str], ...]] = (
 _ALL_DTYPES: Final = (
     "integers of 8 to 64 bits, signed or not, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64"
 )
-_SYNCHRONIZED: Final = "What goes wrong after the start is raised by {waits}."
+_SYNCHRONIZED: Final = "Errors after the start are raised by {waits}."
 _ERRORS: Final = {
     "ValueError": "unfit, expanded, layout, no rows, choice, reduction, in flight, set",
     "NotImplementedError": "undefined",
@@ -147,7 +148,7 @@ TORCH: Final = Words(
 TENSORFLOW: Final = Words(
     modules=("horovod.tensorflow.ops",),
     one="tensor",
-    given="a tensor or what tf.convert_to_tensor takes",
+    given="a tensor, or a value that tf.convert_to_tensor accepts",
     dtypes=_ALL_DTYPES,
     errors={
         "ValueError": "reduction, no rows, variables",
@@ -159,7 +160,7 @@ TENSORFLOW: Final = Words(
     },
     instead={
         "name": (
-            "matches the call across ranks; without one, eager calls match by their order, and those in a "
+            "matches the call across ranks; without a name, eager calls match by their order, and calls in a "
             "function by the name of `tensor`."
         ),
         "broadcast_.variables": (
@@ -175,15 +176,15 @@ TENSORFLOW: Final = Words(
 JAX: Final = Words(
     modules=("horovod.jax.reductions", "horovod.jax.rows", "horovod.jax.functions"),
     one="array",
-    given="a jax.Array on a CPU or on a GPU with CUDA, a tracer, or what jax.numpy.asarray takes",
+    given="a jax.Array on a CPU or on a GPU with CUDA, a tracer, or a value that jax.numpy.asarray accepts",
     dtypes=_ALL_DTYPES,
     errors=_ERRORS | _OF_ARRAYS,
-    end="Where a tree was given, the message has the path of the array. In a compiled function HorovodInternalError is "
-    "jax.errors.JaxRuntimeError with that message, raised where a result is looked at.",
+    end="If the argument is a tree, the message has the path of the array. A compiled function raises "
+    "jax.errors.JaxRuntimeError with the message of HorovodInternalError when the script reads a result.",
     instead={
         "name": (
-            "matches the call across ranks; without one, calls match by their order, those in compiled functions "
-            "and those outside each by their own."
+            "matches the call across ranks; without a name, calls match by their order, separately for calls "
+            "in compiled functions and outside of them."
         ),
     },
     more={
@@ -203,7 +204,7 @@ MXNET: Final = Words(
     given="an mx.nd.NDArray or mx.np.ndarray, dense, in the host's memory",
     dtypes="integers of 8, 32 and 64 bits, float16, bfloat16, float32, float64",
     errors=_ERRORS | _OF_ARRAYS,
-    end="Each is an mxnet.MXNetError as well (horovod.mxnet.errors).",
+    end="Each is also an mxnet.MXNetError (horovod.mxnet.errors).",
     instead={
         "sparse_allreduce.tensor": (
             "of the storage type row_sparse, of one shape and dtype on all ranks, which may have other rows, or none."
@@ -216,7 +217,7 @@ KERAS: Final = Words(
     given="a number, an array or a tensor",
     dtypes="a dtype that the framework of Keras's backend reduces",
     errors={},
-    end="Raises what the function of this name raises in the framework of Keras's backend.",
+    end="Raises the errors of the function with the same name in the framework of Keras's backend.",
     instead={
         "allreduce.value": "a number, an array or a tensor, of one shape and dtype on all ranks.",
         "reducescatter.value": "an array or a tensor with at least one dimension, of one shape and dtype on all ranks.",
