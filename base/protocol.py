@@ -17,7 +17,7 @@ def _version() -> str:
     try:
         return metadata.version("horovod")
     except metadata.PackageNotFoundError:  # a source tree that was never installed
-        return "1.0.0.dev0"
+        return "1.0.0"
 
 
 __version__: Final = _version()

@@ -21,7 +21,7 @@ class HorovodPeer:
         how = os.environ.get("HOROVOD_TRANSPORT", "auto")
         if device.type == "cuda":
             how = f"NCCL {hvd.nccl_built()}"
-        self.version = f"{getattr(horovod, '__version__', '1.0.0.dev0')} ({how})"
+        self.version = f"{getattr(horovod, '__version__', '1.0.0')} ({how})"
 
     def bind(self, case: Case, inputs: Sequence[torch.Tensor]) -> Bound:
         operation = case.operation

@@ -15,6 +15,7 @@ from installing import ROOT, run
 from packaging.requirements import Requirement
 
 from horovod.base.frameworks import PACKAGES
+from release import wheels
 
 FRAMEWORKS = (*sorted(PACKAGES), "numpy")
 
@@ -52,9 +53,15 @@ def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_holds_all_packages_and_no_tests(wheel: Path) -> None:
-    assert wheel.name.startswith("horovod-1.0.0.dev0-")
+    assert wheel.name.startswith(f"horovod-{wheels.version()}-")
     names = zipfile.ZipFile(wheel).namelist()
-    for name in ("torch/__init__.py", "coordinator/__main__.py", "worker/runtime/formation.py", "_core.pyi"):
+    for name in (
+        "torch/__init__.py",
+        "coordinator/__main__.py",
+        "worker/runtime/formation.py",
+        "_core.pyi",
+        "py.typed",
+    ):
         assert f"horovod/{name}" in names
     protos = {Path(name).name for name in names if name.startswith("horovod/protos/") and "_pb2" in name}
     assert {"negotiation_pb2.py", "negotiation_pb2.pyi", "negotiation_pb2_grpc.py"} <= protos
@@ -102,7 +109,7 @@ def test_it_imports_without_a_framework(bare: Path, tmp_path: Path) -> None:
 import importlib, importlib.util
 assert not [name for name in {FRAMEWORKS!r} if importlib.util.find_spec(name)]
 import horovod, horovod.protos, horovod._core, horovod.coordinator.server, horovod.worker.agent.supervisor
-assert horovod.__version__ == "1.0.0.dev0" and callable(horovod.run)
+assert horovod.__version__ == {wheels.version()!r} and callable(horovod.run)
 for module in ("torch", "tensorflow", "keras", "tensorflow.keras"):
     try:
         importlib.import_module("horovod." + module)
