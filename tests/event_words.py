@@ -31,6 +31,7 @@ DRAINED = "was drained"
 STOPPED_BY_LAUNCHER = "stopped by this launcher"
 NO_RANK_IS_LEFT = "no rank is left"
 AGAIN_TO_END_SOONER = "press Ctrl-C again"
+STDIN_IS_EMPTY = "ranks on other hosts have an empty stdin"
 
 # Coordinators and agents
 LISTENING = "is listening on"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from event_words import STDIN_IS_EMPTY
 from launching import DEADLINE_S, LAUNCHER
 
 from horovod.base.errors import LaunchCode, code_of
@@ -125,7 +126,7 @@ def test_a_program_on_stdin_for_other_hosts_is_refused(where: list[str]) -> None
 
 
 def test_data_for_other_hosts_is_told(tmp_path: Path) -> None:
-    told = b"What is on stdin does not reach the ranks"
+    told = STDIN_IS_EMPTY.encode()
     (tmp_path / "data").write_text("x")
     arguments = ("-np", "1", "--coordinator", "no address", "true")  # which ends the launcher when it has told
     with (tmp_path / "data").open() as file:
