@@ -409,7 +409,7 @@ def test_a_coordinator_that_was_restarted_is_told_in_a_warning_and_the_engine_go
         first.stop()
         with EmbeddedCoordinator(address, token="token"):
             assert eventually(lambda: bool(session.member.lost))
-        assert "it was restarted. Operations that every rank knows go on." in caplog.text
+        assert "it was restarted. Operations that every rank has run before continue." in caplog.text
         assert engine.heard == []
     finally:
         session.close()
