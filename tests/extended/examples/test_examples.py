@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 # Of two ranks that import a framework on a busy machine, one may be half a minute later.
 HOROVODRUN = [sys.executable, "-m", "horovod.launch", "--start-timeout", "200"]
 NUMBER = r"(\d+\.?\d*)"
+PILLOW = importlib.util.find_spec("PIL") is not None
 FOUND = "neighbours found: NUMBER; the last step touched NUMBER of NUMBER words"
 
 
@@ -53,9 +54,15 @@ def test_pytorch_with_two_ranks() -> None:
         "torch_uneven_data.py": "test accuracy: NUMBER; batches of each process in an epoch: NUMBER, NUMBER",
         "torch_powersgd.py": "a step sends NUMBER numbers in place of NUMBER\ntest accuracy: NUMBER",
         "torch_resnet.py": "test accuracy: NUMBER on NUMBER images",
+        "torch_image_folder.py": "test accuracy: NUMBER on NUMBER images of 3 classes",
+        "torch_finetune_transformer.py": "test accuracy: NUMBER before, NUMBER after fine-tuning",
+        "torch_gan.py --steps 800": "NUMBER of the points are near a centre; centres found: NUMBER of 8",
     }
+    if not PILLOW:
+        del expected["torch_image_folder.py"]
     said = play("horovod.torch", 2, *expected)
-    language, accumulation, sparse, dense, sets, uneven, powersgd, resnet = map(numbers, expected.values(), said)
+    found_by = dict(zip(expected, map(numbers, expected.values(), said), strict=True))
+    language, accumulation, sparse, dense, sets, uneven, powersgd, resnet, *others = found_by.values()
 
     before, after, size = language
     assert 200 < before < 400
@@ -86,8 +93,23 @@ def test_pytorch_with_two_ranks() -> None:
     assert accuracy > 0.9
     assert images == 450
 
+    fine_tuned, gan = others[-2:]
+    before, after = fine_tuned
+    assert before < 0.6
+    assert after > 0.8
 
-def test_pytorch_alone() -> None:
+    near, centres = gan
+    assert near > 0.8
+    assert centres >= 7
+
+    if PILLOW:
+        accuracy, images = others[0]
+        assert accuracy > 0.9
+        assert images == 90
+
+
+def test_pytorch_alone(tmp_path: Path) -> None:
+    fine_tuned = f"torch_finetune_transformer.py --pretrained {tmp_path}/weights.pt --pretrain-steps 1 --epochs 0"
     commands = {
         "torch_language_model.py --steps 2": "test perplexity",
         "torch_accumulation_amp.py --epochs 1": "test accuracy",
@@ -97,11 +119,19 @@ def test_pytorch_alone() -> None:
         "torch_powersgd.py --epochs 1": "test accuracy",
         "torch_digits.py --epochs 1": "test accuracy",
         "torch_resnet.py --epochs 1": "test accuracy",
+        "torch_imagenet_resume.py --epochs 1": "epoch 1: test loss",
+        fine_tuned: "test accuracy",
+        f"{fine_tuned} --lr 0": "test accuracy",  # from the file that the first has written
+        "torch_gan.py --steps 2": "0.",
+        "torch_elastic_shards.py --epochs 1": "epoch 1: uses of a sample [0, 1344], processes 1\ntest accuracy",
+        **({"torch_image_folder.py --epochs 1": "test accuracy"} if PILLOW else {}),
     }
     said = play("horovod.torch", 1, *commands)
     assert [output.startswith(start) for output, start in zip(said, commands.values(), strict=True)] == [True] * len(
         commands
     ), said
+    answers = dict(zip(commands, said, strict=True))
+    assert answers[fine_tuned] == answers[f"{fine_tuned} --lr 0"]
 
 
 needs_tensorflow = pytest.mark.skipif(
@@ -117,12 +147,13 @@ def is_as_accurate_as_one(said: str, ranks: int) -> None:
 
 
 DIGITS = ("tensorflow2_digits.py", "keras_digits.py --epochs 8")
+FILES = ("tensorflow2_tfrecords.py", "keras_files.py --epochs 14")
 
 
 @needs_tensorflow
 def test_tensorflow_with_two_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
-    *digits, text = play("horovod.tensorflow", 2, *DIGITS, "tensorflow2_text.py")
+    *digits, text = play("horovod.tensorflow", 2, *DIGITS, *FILES, "tensorflow2_text.py")
     for said in digits:
         is_as_accurate_as_one(said, 2)
     accuracy, _, ranks = numbers("accuracy NUMBER, loss NUMBER with NUMBER processes", text)

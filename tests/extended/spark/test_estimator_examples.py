@@ -1,4 +1,7 @@
-"""The examples with estimators learn, on tasks of one Spark; Keras on PyTorch: other tests take TensorFlow."""
+"""The examples with estimators, and the one from rows to predictions, learn on one Spark.
+
+Keras is on PyTorch here: other tests take TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ NAMES = [
 @pytest.mark.timeout(600)
 def test_examples_learn() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *(str(EXAMPLES / name) for name in NAMES)],
+        [sys.executable, "-c", PROGRAM, *(str(EXAMPLES / name) for name in [*NAMES, "spark_etl_torch.py"])],
         env={
             **os.environ,
             "KERAS_BACKEND": "torch",
@@ -48,3 +51,10 @@ def test_examples_learn() -> None:
     accuracies = re.findall(r"^test accuracy: (\d\.\d+)$", done.stdout, re.MULTILINE)
     assert len(accuracies) == len(NAMES), done.stdout
     assert min(map(float, accuracies)) > 0.8
+    predicted = re.search(
+        r"^predicted (\d+) trips: mean error (\d+\.\d+) minutes, their spread is (\d+\.\d+)$", done.stdout, re.MULTILINE
+    )
+    assert predicted, done.stdout
+    trips, error, spread = map(float, predicted.groups())
+    assert 2800 < trips < 3000, "broken rows are left out"
+    assert error < spread / 4
