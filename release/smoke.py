@@ -90,13 +90,21 @@ def in_new_environment(target: Target, wheel: Path, framework: str) -> list[str]
 
 
 def debian_root(release: str, machine: str) -> Path:
-    """A folder with a Python of Debian for another machine and its libraries, nothing of which is installed here."""
+    """A folder with a Python of Debian for another machine and its libraries, nothing of which is installed here.
+
+    grpcio needs libstdc++; our wheel does not.
+    """
     folder = WORK / "debian" / f"{release}-{machine}"
     if not (folder / "usr" / "bin" / "python3").exists():
         shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         architecture = {"aarch64": "arm64", "x86_64": "amd64"}[machine]
-        options = ["--mode=root", f"--architectures={architecture}", "--variant=extract", "--include=python3"]
+        options = [
+            "--mode=root",
+            f"--architectures={architecture}",
+            "--variant=extract",
+            "--include=python3,libstdc++6",
+        ]
         _run(["mmdebstrap", *options, release, folder])
     return folder
 
