@@ -13,9 +13,9 @@ enum class Code : unsigned char {
   ok,
   invalid_argument,  // this call was wrong; the engine stays usable
   precondition,      // the ranks do not agree on this operation; the engine stays usable
-  aborted,           // a peer is lost, or the world was shut down; this epoch is over
+  aborted,           // a peer is lost, or the world was shut down; this world ends
   left,              // a peer left in order; what needs it fails, what does not goes on
-  timeout,           // a peer did not progress in time; this epoch is over
+  timeout,           // a peer did not progress in time; this world ends
   interrupted,       // a signal asked this process to stop
   internal,          // our bug, or the operating system refused something
 };

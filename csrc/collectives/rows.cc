@@ -13,7 +13,7 @@ constexpr int64_t kMostMessageBytes = kMostRows;  // a peer that claims more is 
 Status bad_rows(const Operation& operation, const std::string& sender, int64_t rows, int64_t most) {
   return {Code::aborted, error_code::unexpected_data,
           capitalized(sender) + " announced " + std::to_string(rows) + " rows for " + operation.spec.name +
-              ", where there can be 0 to " + std::to_string(most) + "; this epoch can't go on."};
+              ", where there can be 0 to " + std::to_string(most) + "; this world ends."};
 }
 
 Status splits_of(const Operation& operation, size_t tensor, int size, std::vector<int64_t>& splits) {
@@ -46,7 +46,7 @@ Status check_announced(int member, std::span<const int64_t> rows, std::span<cons
   return {Code::aborted, error_code::unexpected_data,
           "Rank " + std::to_string(member) + " of the mesh announced " + std::to_string(claimed) +
               " bytes, which is not what its numbers of rows amount to: the ranks do not agree on " +
-              "the tensors' shapes, so this epoch is over."};
+              "the tensors' shapes, so this world ends."};
 }
 
 Status make_rows(Operation& operation, size_t tensor, int64_t rows) {

@@ -60,7 +60,7 @@ class DeviceWork {
 
   void end(bool orderly);
 
-  // -- in a world of one, which has no driver. Any thread
+  // -- For a world of one, which has no driver. Any thread may call these.
   Status run_alone(Operation& operation);
   void end_alone(bool orderly);
 

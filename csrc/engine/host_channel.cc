@@ -81,7 +81,7 @@ Status HostReader::peek(HostMessage& message, std::string_view& payload, bool& f
 }
 
 Status HostReader::bad(const std::string& what) const {
-  return {Code::aborted, error_code::unexpected_data, capitalized(label_) + " " + what + "; this epoch can't go on."};
+  return {Code::aborted, error_code::unexpected_data, capitalized(label_) + " " + what + "; this world ends."};
 }
 
 bool HostReader::consume() {

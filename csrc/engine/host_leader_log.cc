@@ -183,7 +183,7 @@ Status HostLeaderLog::take(const HostMessage& message, size_t place, std::string
   const auto bad = [&](const std::string& what) {
     return Status(
         Code::aborted, error_code::unexpected_data,
-        capitalized(region_.label(static_cast<int>(place))) + " told this rank " + what + "; this epoch can't go on.");
+        capitalized(region_.label(static_cast<int>(place))) + " told this rank " + what + "; this world ends.");
   };
   if (message.id >= kMaxIds) return bad("of id " + std::to_string(message.id) + ", which does not exist");
   if (message.kind == HostMessage::withdraw) {

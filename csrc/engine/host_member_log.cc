@@ -107,7 +107,7 @@ Status HostMemberLog::poll(LogEvent& event) {
 Status HostMemberLog::take(const HostMessage& message, std::string_view payload, LogEvent& event) {
   const auto bad = [&](const char* what) {
     return Status(Code::aborted, error_code::unexpected_data,
-                  capitalized(region_.label(0)) + " told this rank of " + what + "; this epoch can't go on.");
+                  capitalized(region_.label(0)) + " told this rank of " + what + "; this world ends.");
   };
   Operation* operation = nullptr;
   switch (message.kind) {

@@ -33,7 +33,7 @@ std::string unexpected(TensorId id) { return "id " + std::to_string(id) + ", whi
 Status MeshOrderLog::bad_frame(const ControlFrame& frame, const std::string& what) const {
   return {Code::aborted, error_code::unexpected_data,
           "Rank " + std::to_string(frame.peer) + " of the mesh sent " + what +
-              " in a frame of the order log; this epoch can't go on."};
+              " in a frame of the order log; this world ends."};
 }
 
 Status MeshOrderLog::handle(ControlFrame& frame) {

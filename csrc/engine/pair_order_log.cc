@@ -34,7 +34,7 @@ void PairOrderLog::over(TensorId id, bool ran) {
   if (ran) small_[id].offered = false;
 }
 
-// A sequencer that has left has received nothing of what this member has sent since.
+// A sequencer that has left did not read the messages that this member has sent since then.
 void PairOrderLog::closing() {
   if (!sequences()) std::erase_if(agreed_, [this](const Agreed& entry) { return small_[entry.id].contested; });
 }

@@ -88,7 +88,7 @@ bool check(TF_OpKernelContext* context, Status& status) {
   return status.ok();
 }
 
-// What one call holds until the engine uses its memory no more and says so with `unused`.
+// The state of one call. It lives until the engine no longer uses the call's memory and reports that with `unused`.
 struct Call {
   const CollectiveKernel& kernel;
   TF_OpKernelContext* const context;
@@ -270,7 +270,7 @@ bool give_result(const Call& call, HorovodOperation* operation, int place) {
   const int dtype = tf_dtype(result.dtype);
   Status status;
   TF_Tensor* output = nullptr;
-  if (result.bytes == 0) {  // TensorFlow makes no tensor on memory of no bytes
+  if (result.bytes == 0) {  // TensorFlow can't wrap zero bytes of memory in a tensor
     output = tf.AllocateOutput(call.context, place, dtype, result.shape, result.dimensions, 0, status);
     engine_api->release_result(&result);
   } else {

@@ -25,8 +25,9 @@ struct PyObject;
 // Set once, by Python, before an operation is made.
 extern PyObject* answering;  // (question, about, call) -> (a StatusCode, the number, why there is none)
 
-// Takes Python's lock. What a signal handler raises meanwhile (Ctrl-C) is raised in the script when the main thread is
-// back there. about: the id of a process set, or the number of a comparison; call: of the function that it is in.
+// Asks Python, with its lock held. If a signal handler raises meanwhile (Ctrl-C), the script gets the exception when
+// the main thread is back in it. about: the id of a process set, or the number of a comparison. call: the number of the
+// call of the function from which this asks.
 Answer ask(Question question, int64_t about = 0, int64_t call = 0);
 
 // For a thread that waits: runs the handlers of signals if it is Python's main thread, as only that one may. True if

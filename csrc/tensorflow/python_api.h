@@ -1,8 +1,8 @@
-// Python's C API, as much of it as is needed to ask a function and to be interrupted. Looked up in the process, so
-// nothing is linked, and one library serves all versions of Python.
+// The part of Python's C API that is needed to call a function and to notice signals. Its functions are looked up in
+// the process, so nothing is linked, and one library works with all versions of Python.
 //
-// Not through a callback of ctypes: Python runs signal handlers at the beginning of a function, and ctypes prints what
-// a handler raises there (Ctrl-C) and drops it.
+// A callback of ctypes would not do: Python runs signal handlers at the beginning of a function, and ctypes prints and
+// drops an exception (Ctrl-C) that a handler raises there.
 #pragma once
 
 namespace horovod::tensorflow {

@@ -95,7 +95,7 @@ Status Connection::forged() const {
           "What came from " + identity_.label + " to " + identity_.own_label + " is not what was sent: record " +
               std::to_string(sealed_->received_records()) +
               " of the connection has no valid tag (HOROVOD_WIRE). Something between the two changed, "
-              "repeated, left out or reordered data, so this epoch is over."};
+              "repeated, left out or reordered data, so this world ends."};
 }
 
 // -- sending ----------------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
                   capitalized(identity_.label) + " sent " + std::to_string(header.length) + " bytes of transfer " +
                       std::to_string(header.sequence) + " where this rank expected " + std::to_string(length) +
                       " bytes of transfer " + std::to_string(stripe.number) +
-                      ": the ranks do not run the same operation, so this epoch is over."};
+                      ": the ranks do not run the same operation, so this world ends."};
         }
       }
       buffer_begin_ += sizeof(header);
@@ -395,7 +395,7 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
     if (count > kMaxControlIds || sizeof(count) + sizeof(uint32_t) * count > header.length) {
       return {Code::aborted, error_code::unexpected_data,
               capitalized(identity_.label) + " sent a control frame of " + std::to_string(header.length) +
-                  " bytes that claims to hold " + std::to_string(count) + " ids; this epoch can't go on."};
+                  " bytes that claims to hold " + std::to_string(count) + " ids; this world ends."};
     }
     ControlFrame frame;
     frame.peer = identity_.peer;
@@ -413,11 +413,11 @@ Status Connection::parse(std::deque<ControlFrame>& inbox) {
 Status Connection::check(const FrameHeader& header) const {
   const auto bad = [this](const std::string& what) {
     return Status(Code::aborted, error_code::unexpected_data,
-                  capitalized(identity_.label) + " sent " + what + "; this epoch can't go on.");
+                  capitalized(identity_.label) + " sent " + what + "; this world ends.");
   };
   if (header.magic != kMagic || header.reserved != 0) return bad("bytes that are no frame of the data plane");
   if (header.epoch != identity_.epoch) {
-    return bad("a frame of epoch " + std::to_string(header.epoch) + " on a connection of epoch " +
+    return bad("a frame of world " + std::to_string(header.epoch) + " on a connection of world " +
                std::to_string(identity_.epoch));
   }
   if (header.sender != identity_.peer) {

@@ -47,7 +47,7 @@ struct Answers {
   int64_t asked_ms = 0;       // time since the latest packet was sent that is not acknowledged; 0: not known
   uint64_t acknowledged = 0;  // bytes that were acknowledged so far
 };
-Answers answers_of(int fd);  // none are owed where it is no TCP connection
+Answers answers_of(int fd);  // owed is false if fd is not a TCP connection
 
 // For how long the other side's kernel has owed an acknowledgement of what was sent. A process that is stopped has a
 // kernel that answers, so this is about hosts and networks.

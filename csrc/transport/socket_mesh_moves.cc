@@ -264,7 +264,8 @@ void SocketMesh::note_control(size_t from) {
       peer.sentence = frame.text;
       peer.left = unwell_ = true;
     } else if (frame.kind == ControlKind::abort) {
-      if (frame.text.empty()) frame.text = coded(error_code::peer_lost, capitalized(peer.label) + " ended the epoch.");
+      if (frame.text.empty())
+        frame.text = coded(error_code::peer_lost, capitalized(peer.label) + " ended this world without a reason.");
       peer.sentence = frame.text;
       peer.aborted = true;
       (void)fail({Code::aborted, frame.text});

@@ -266,7 +266,7 @@ void test_hostile_bytes() {
   };
   const std::vector<Case> cases = {
       {std::string(64, 'G'), ""},
-      {header([](FrameHeader& h) { h.epoch = 8; }), "epoch 8"},
+      {header([](FrameHeader& h) { h.epoch = 8; }), "world 8"},
       {header([](FrameHeader& h) { h.sender = 0; }), "rank 0"},
       {header([](FrameHeader& h) { h.length = 99; }), "99 bytes of transfer 0"},
       {header([](FrameHeader& h) { h.sequence = 1; }), "100 bytes of transfer 1"},

@@ -15,7 +15,7 @@ namespace horovod {
 struct SharedGpu {
   std::shared_ptr<cuda::Device> device;    // null: none is open yet
   std::shared_ptr<cuda::PinnedPool> pool;  // buffers through which tensors go without NCCL
-  std::shared_ptr<cuda::Copier> copier;    // packs tensors for NCCL; null: nothing here goes by NCCL
+  std::shared_ptr<cuda::Copier> copier;    // packs tensors for NCCL; null: no operation uses NCCL
 
   // In the thread that submits the first tensor on a GPU. To compile and load the kernel that packs takes it some
   // tenths of a second, once, and now is the time: loading may wait for all that runs on the device, and later that is

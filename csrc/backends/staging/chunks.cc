@@ -50,8 +50,7 @@ Status run_into(const Run& run, Operation& operation, std::byte* room, size_t by
   if (operation.outputs[0].bytes == bytes && operation.outputs[0].data.get() == room) return {};
   return {Code::aborted, error_code::unexpected_data,
           "A part of " + operation.spec.name + " has " + std::to_string(operation.outputs[0].bytes) + " bytes where " +
-              std::to_string(bytes) +
-              " were expected: the ranks do not run the same operation, so this epoch is over."};
+              std::to_string(bytes) + " were expected: the ranks do not run the same operation, so this world ends."};
 }
 
 int64_t window_bytes(const Run& run, int windows, int64_t item) {

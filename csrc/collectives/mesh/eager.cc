@@ -18,7 +18,7 @@ Status check_bytes(const OpSpec& spec, const std::string& sender, const std::str
   return {Code::aborted, error_code::unexpected_data,
           sender + " of the mesh sent " + std::to_string(contribution.size()) + " bytes for " + spec.name +
               ", which has " + std::to_string(spec.bytes()) +
-              ": the ranks do not run the same operation, so this epoch is over."};
+              ": the ranks do not run the same operation, so this world ends."};
 }
 
 }  // namespace
@@ -132,7 +132,7 @@ Status take_result(Operation& operation, std::string_view bytes) {
   if (bytes.size() != spec.bytes()) {
     return {Code::aborted, error_code::unexpected_data,
             "The result of " + spec.name + " came with " + std::to_string(bytes.size()) + " bytes, but it has " +
-                std::to_string(spec.bytes()) + ": the ranks do not run the same operation, so this epoch is over."};
+                std::to_string(spec.bytes()) + ": the ranks do not run the same operation, so this world ends."};
   }
   const size_t element_bytes = size_of(spec.tensors[0].dtype);
   for (const Span& span : operation.spans) {

@@ -25,7 +25,7 @@ Status next_record(int sender, std::string_view& text, uint32_t& id, std::string
   if (whole) std::memcpy(&head, text.data(), sizeof(head));
   if (!whole || head.length > text.size() - sizeof(head)) {
     return {Code::aborted, error_code::unexpected_data,
-            "Rank " + std::to_string(sender) + " of the mesh sent small data that is cut off; this epoch can't go on."};
+            "Rank " + std::to_string(sender) + " of the mesh sent small data that is cut off; this world ends."};
   }
   id = head.id;
   bytes = text.substr(sizeof(head), head.length);

@@ -5,7 +5,8 @@
 namespace horovod::mesh {
 namespace {
 
-// Measured over loopback. Between two members, reducing everything on both does not make messages longer.
+// Up to these sizes each member gets all data and reduces all of it itself. Measured over loopback. The limit for two
+// members is higher, since their messages are no longer than with slices.
 constexpr int64_t kReplicateBytes = 32 << 10;  // bytes that a member receives in all
 constexpr int64_t kReplicatePairBytes = 256 << 10;
 constexpr int64_t kSliceAlignment = 64;  // elements

@@ -58,7 +58,7 @@ MeshBuffer::~MeshBuffer() {
   // only when a transfer is done or when it has failed for good.
   link_.drop({Code::internal, error_code::gloo_failed,
               "Rank " + std::to_string(link_.mesh.rank()) +
-                  " of the mesh left a collective of Gloo in the middle, so this epoch can't go on."});
+                  " of the mesh left a collective of Gloo in the middle, so this world ends."});
 }
 
 Transfer MeshBuffer::transfer(Message& message, size_t offset, size_t bytes) const {
@@ -121,7 +121,7 @@ bool MeshBuffer::waitRecv(int* peer, std::chrono::milliseconds) {
                 "Rank " + std::to_string(done.peer) + " of the mesh sent message " + std::to_string(done.wire_slot) +
                     " of Gloo where " + std::to_string(done.slot) +
                     " was expected: the ranks do not run the same "
-                    "operation or not the same version of Gloo, so this epoch is over."});
+                    "operation or not the same version of Gloo, so this world ends."});
   }
   if (peer) *peer = done.peer;
   return true;

@@ -54,7 +54,7 @@ class Whole {
   std::byte* data_ = nullptr;
 };
 
-// Gloo cuts buffers at whole elements, so it is told their size; what they mean only our kernels know.
+// Gloo cuts buffers at whole elements, so it gets a type of their size. Only our kernels know the real type.
 void set_output(::gloo::AllreduceOptions& options, void* data, size_t count, size_t element_bytes) {
   switch (element_bytes) {
     case 1:
