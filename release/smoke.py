@@ -106,6 +106,8 @@ def debian_root(release: str, machine: str) -> Path:
             "--include=python3,libstdc++6",
         ]
         _run(["mmdebstrap", *options, release, folder])
+        if not (folder / "lib").exists():  # since Debian 13 a link of base-files, which is not unpacked
+            (folder / "lib").symlink_to("usr/lib")
     return folder
 
 
