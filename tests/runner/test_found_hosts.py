@@ -179,7 +179,7 @@ def test_hosts_that_are_not_there_yet_are_waited_for(horovodrun: Run, finds: Cal
     done = horovodrun("-np", "1", "--elastic-timeout", "1", *finds(), "true")
     assert done.returncode != 0
     assert tells(done.stderr, "--elastic-timeout", "1 s")
-    assert re.search(ends_with(LaunchCode.DISCOVERY_FAILED, "0 are there"), done.stderr.rstrip())
+    assert re.search(ends_with(LaunchCode.DISCOVERY_FAILED, "only 0 are"), done.stderr.rstrip())
 
 
 def test_more_changes_than_the_limit_end_the_job(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from horovod.base.errors import WorldCode, coded
+from horovod.base.settings import resolve
 from horovod.common import basics
 from horovod.rendezvous.clusters import Task
 from horovod.rendezvous.join import known_as
@@ -126,8 +127,9 @@ def exchange(store: Any, step: str, rank: int, size: int, word: bytes) -> list[b
 
 def _begin_world(store: Any, rank: int, size: int) -> None:
     """hvd.init(), by what the members of the default group know of each other."""
-    if os.environ.get("HOROVOD_COORDINATOR"):  # a launcher of ours, or the user, says how
-        basics.init(size=size if "HOROVOD_SIZE" not in os.environ else None)
+    settings = resolve()
+    if settings.coordinator is not None:  # a launcher of ours, or the user, says how
+        basics.init(rank=_unless(settings.rank, rank), size=_unless(settings.size, size))
         return
     if size == 1:
         basics.init()
@@ -148,6 +150,11 @@ def _begin_world(store: Any, rank: int, size: int) -> None:
     )
     with known_as(task):
         basics.init()
+
+
+def _unless(given: int | None, value: int) -> int | None:
+    """value, or None where a setting says it already."""
+    return value if given is None else None
 
 
 def place_of_process() -> str:
