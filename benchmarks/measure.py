@@ -71,9 +71,9 @@ class Row:
     figures: dict[str, Figure] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
-    def ratio(self, peer: str) -> float | None:
-        """How many times faster than `peer` horovod is: the median over the rounds, each compared with its own."""
-        ratios = self._ratios(peer)
+    def ratio(self, peer: str, of: str = "horovod") -> float | None:
+        """How many times faster than `peer` that library is: the median over the rounds, each compared with its own."""
+        ratios = self._ratios(peer, of)
         return statistics.median(ratios) if ratios else None
 
     def ratio_interval(self, peer: str) -> tuple[float, float] | None:
@@ -87,8 +87,8 @@ class Row:
         first = math.floor((len(ratios) - 1.96 * math.sqrt(len(ratios))) / 2)
         return ratios[first], ratios[-1 - first]
 
-    def _ratios(self, peer: str) -> list[float]:
-        ours, theirs = self.figures.get("horovod"), self.figures.get(peer)
+    def _ratios(self, peer: str, of: str = "horovod") -> list[float]:
+        ours, theirs = self.figures.get(of), self.figures.get(peer)
         if ours is None or theirs is None:
             return []
         return sorted(b / a for a, b in zip(ours.rounds, theirs.rounds, strict=True))

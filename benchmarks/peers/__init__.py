@@ -17,6 +17,7 @@ from benchmarks.cases import Case
 NAMES = ("horovod", "gloo", "mpi")
 TITLES = {
     "horovod": "horovod",
+    "backend": "torch.distributed horovod",
     "gloo": "torch.distributed Gloo",
     "mpi": "Open MPI",
     "sockets": "plain sockets",
@@ -59,4 +60,4 @@ def join(name: str, size: int, device: torch.device) -> Peer:
         return MpiPeer(size)
     from benchmarks.peers.distributed import DistributedPeer
 
-    return DistributedPeer(size, device, grouped=name == "group")
+    return DistributedPeer(size, device, "horovod" if name == "backend" else "gloo", grouped=name == "group")

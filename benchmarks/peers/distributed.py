@@ -1,4 +1,4 @@
-"""torch.distributed with Gloo, or with NCCL where tensors are on GPUs.
+"""torch.distributed with Gloo or with the backend horovod, or with NCCL where tensors are on GPUs.
 
 Gradients travel in flattened buckets, as DistributedDataParallel sends them, or each as it is, all in one call of the
 backend: on a GPU that is one group call of NCCL, what Horovod makes of them too.
@@ -22,7 +22,7 @@ _BUCKET_BYTES = 25 * MIB
 
 
 class DistributedPeer:
-    def __init__(self, size: int, device: torch.device, grouped: bool = False) -> None:
+    def __init__(self, size: int, device: torch.device, backend: str = "gloo", grouped: bool = False) -> None:
         warnings.filterwarnings("ignore", category=FutureWarning)  # names of functions that change between versions
         self.rank = int(os.environ["BENCHMARK_RANK"])
         self._grouped = grouped
@@ -33,7 +33,9 @@ class DistributedPeer:
             dist.init_process_group("nccl", init_method=store, rank=self.rank, world_size=size, device_id=device)
             self.version += f", NCCL {'.'.join(map(str, torch.cuda.nccl.version()))}"
         else:
-            dist.init_process_group("gloo", init_method=store, rank=self.rank, world_size=size)
+            if backend == "horovod":
+                import horovod.torch.distributed  # noqa: F401  (registers it)
+            dist.init_process_group(backend, init_method=store, rank=self.rank, world_size=size)
 
     def bind(self, case: Case, inputs: Sequence[torch.Tensor]) -> Bound:
         operation = case.operation

@@ -1,4 +1,4 @@
-"""benchmarks/collectives.py and network.py measure, and report no figure whose values were not checked."""
+"""benchmarks/collectives.py, torch_distributed.py and network.py measure, and report no figure whose values were not checked."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ def test_collectives_from_end_to_end_without_mpi(tmp_path: Path) -> None:
             assert figure["seconds"] > 0
             assert figure["values_checked"] > 0 or row["operation"] == "barrier"
     assert len(document["idle"]["2"]["horovod"]["idle_percent_of_a_core"]) == 2
+
+
+def test_the_backend_of_torch_distributed_from_end_to_end(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    done = run("torch_distributed.py", "--quick", "--np", "2", "--sizes", "4,64K", "--json", str(file))
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(file.read_text())
+    assert len(document["rows"]) == 2 * 5 + 1
+    for row in document["rows"]:
+        assert set(row["figures"]) == {"backend", "gloo", "horovod"}
+        for figure in row["figures"].values():
+            assert figure["values_checked"] > 0 or row["operation"] == "barrier"
 
 
 @pytest.mark.parametrize("hosts", [("1",), ("2", "--ipv6")], ids=["one rank each", "two ranks each, IPv6"])
