@@ -1,4 +1,4 @@
-"""benchmarks/collectives.py, torch_distributed.py and network.py measure, and report no figure whose values were not checked."""
+"""benchmarks/collectives.py, torch_distributed.py and network.py report no figure whose values were not checked."""
 
 from __future__ import annotations
 
