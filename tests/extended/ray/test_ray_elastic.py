@@ -280,7 +280,7 @@ def test_the_autoscaler_is_asked_for_what_is_missing() -> None:
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.DISCOVERY_FAILED, "6 are there")):
+    with pytest.raises(RuntimeError, match=ends_with(LaunchCode.DISCOVERY_FAILED, "only 6 are")):
         executor.start()
     watcher.join()
     assert waiting == [2]
