@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from horovod._core import DType, OpSpec, OpType
 from horovod.base.errors import OperationCode, coded
+from horovod.base.frames import frame_of
 from horovod.base.frameworks import PACKAGES
 from horovod.base.words import ranks_in_words, shortened
 
@@ -91,5 +92,5 @@ def call_site(frame: FrameType | None) -> str:
 
 def line_of_main_thread() -> str:
     """Where the main thread of the script stands now, for reports of a rank that does not get on; "" if not known."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame = frame_of(threading.main_thread())
     return call_site(frame) if frame is not None else ""

@@ -9,6 +9,7 @@ import warnings
 from types import FrameType
 from typing import Final
 
+from horovod.base.frames import frame_of
 from horovod.base.frameworks import PACKAGES
 
 NOT_THE_SCRIPT: Final = PACKAGES | {"contextlib", "horovod"}
@@ -44,7 +45,7 @@ def warn_the_script(message: str) -> None:
     """A warning that points to that line, also from a thread of a framework: then to the one of the main thread."""
     frame = inspect.currentframe()
     if threading.current_thread() is not threading.main_thread():
-        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frame = frame_of(threading.main_thread())
     while frame is not None and not _is_of_the_script(frame):
         frame = frame.f_back
     if frame is None:

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from horovod.base.errors import TrainingCode, coded
+from horovod.base.frames import frame_of
 
 _PATIENCE_SECONDS = 60.0  # how long an item is awaited before a warning says so, and again after as long
 _EXIT_SECONDS: Final = 1.0  # a pass may be made in Python, which the interpreter can leave at any time
@@ -119,7 +120,7 @@ class Prefetch:
 
     def _place(self) -> str:
         """Which line of the program makes the next item."""
-        frame = sys._current_frames().get(self._thread.ident or 0)
+        frame = frame_of(self._thread)
         where = f"{frame.f_code.co_filename}, line {frame.f_lineno}" if frame is not None else "its end"
         return f"a data loader, whose thread is at {where}"
 
