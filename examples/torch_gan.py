@@ -71,8 +71,8 @@ def main() -> None:
         F.softplus(critic(made) - critic(real)).mean().backward()
         critic_steps.step()
 
-        # The generator. The gradients pass through the critic, which stays as it is: with requires_grad it would
-        # average gradients that nobody uses.
+        # The generator. The gradients pass through the critic, whose weights must not change: without
+        # requires_grad_(False) its unused gradients would be averaged over the ranks as well.
         critic.requires_grad_(False)
         real, made = real_points(args.batch_size).to(device), generator(noise(args.batch_size))
         generator_steps.zero_grad()

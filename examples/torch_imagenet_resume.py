@@ -34,7 +34,7 @@ def validate(model: nn.Module, test: TensorDataset, device: torch.device) -> tup
         loss = F.cross_entropy(answers, labels, reduction="sum")
         right = (answers.argmax(1) == labels).sum()
     model.train()
-    # Ranks may have different numbers of images, so what is added up are sums and counts.
+    # Ranks may have different numbers of images, so the ranks add up sums and counts, not averages.
     sums = torch.tensor([loss.item(), right.item(), len(labels)], dtype=torch.float64)
     loss_sum, right_sum, count = hvd.allreduce(sums, op=hvd.Sum, name="validation").tolist()
     return loss_sum / count, right_sum / count

@@ -60,7 +60,7 @@ def add_service_to_server(
 
 
 async def check_release(context: Context) -> None:
-    """Ends a call of a launcher that speaks another language. Whoever says nothing of it is taken for one that does."""
+    """Ends a call of a launcher with another protocol number. A launcher that sends no number is served."""
     given = dict(context.invocation_metadata() or ())
     spoken = str(given.get(PROTOCOL, PROTOCOL_VERSION))
     if spoken != str(PROTOCOL_VERSION):

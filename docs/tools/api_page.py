@@ -135,6 +135,9 @@ def parameters_of(function: ast.FunctionDef, docs: Sequence[str], params: dict[s
     ]
 
 
+_END_OF_MEANING = re.compile(r"\n\s*\n|\n\s*(?:Raises|Returns)\b|\n\s*[a-z_]\w*(?:, [a-z_]\w*)*:\s")
+
+
 def _meanings(doc: str, names: Sequence[str]) -> dict[str, str]:
     """What a docstring says behind `name:` or `first, second:`, where these begin a line or a sentence."""
     if not names:
@@ -144,7 +147,7 @@ def _meanings(doc: str, names: Sequence[str]) -> dict[str, str]:
     found = {}
     for first, following in zip(labels, [*labels[1:], None], strict=False):
         text = doc[first.end() : following.start() if following else len(doc)]
-        text = re.split(r"\n\s*\n|\n\s*(?:Raises|Returns)\b", text)[0]
+        text = _END_OF_MEANING.split(text)[0]  # an entry of another function's parameter begins a line as well
         for one in first[1].split(", "):
             if one in names:
                 found[one] = " ".join(text.split()).rstrip(";")

@@ -19,6 +19,18 @@ import psutil
 
 LAUNCHER = [sys.executable, "-m", "horovod.launch"]
 DEADLINE_S = 60
+# The begin of a program without a framework, whose ranks call step(NAME). It stands behind the fixture `program`'s own.
+STEPS = f"""
+sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
+import numpy as np
+from numpy_framework import OPS, global_process_set, hvd
+from horovod.worker.runtime import context
+member = context.init()
+def step(name):
+    total = OPS.allreduce(np.full(1, rank + 1.0), hvd.Sum, name, 1.0, 1.0, global_process_set)
+    print(name, int(total[0]), flush=True)
+step("before")
+"""
 
 
 def shared_memory() -> set[str]:

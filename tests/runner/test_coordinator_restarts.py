@@ -10,24 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 from agents import DEADLINE_S, Agents, CoordinatorProcess
-from launching import Launched
+from launching import STEPS, Launched
 
 from horovod.coordinator.store.records import SUBMITTED
 
 Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
-
-TRAINS = f"""
-sys.path.insert(0, {str(Path(__file__).parents[1] / "runtime")!r})
-import numpy as np
-from numpy_framework import OPS, global_process_set, hvd
-from horovod.worker.runtime import context
-member = context.init()
-def step(name):
-    total = OPS.allreduce(np.full(1, rank + 1.0), hvd.Sum, name, 1.0, 1.0, global_process_set)
-    print(name, int(total[0]), flush=True)
-step("before")
-"""
 
 
 def test_a_job_goes_on_through_a_kill_of_its_coordinator(tmp_path: Path, launch: Launch, program: Program) -> None:
@@ -37,7 +25,7 @@ def test_a_job_goes_on_through_a_kill_of_its_coordinator(tmp_path: Path, launch:
     coordinator = CoordinatorProcess(tmp_path, "--store", f"sqlite:{tmp_path}/store")
     with Agents(tmp_path, coordinator=coordinator) as agents:
         agents.add("h1")
-        source = f"{TRAINS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('after a new agreement')\nstep('before')"
+        source = f"{STEPS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('after a new agreement')\nstep('before')"
         patient = {**agents.environ, "HOROVOD_UNREACHABLE_TIMEOUT_SECONDS": "300"}  # two starts on a busy machine
         launched = launch(*agents.options, "-np", "2", *program(source), environ=patient)
         assert sorted(launched.lines(2)) == [f"[{rank}]<stdout>:before 3" for rank in range(2)]
@@ -66,7 +54,7 @@ def test_a_launcher_ends_with_the_status_of_a_job_that_ended_without_a_coordinat
     with Agents(tmp_path, coordinator=coordinator) as agents:
         agents.add("h1")
         ends = f"sys.exit({code} if rank == 1 else 0)"
-        source = f"{TRAINS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('before')\nprint(os.getpid())\n{ends}"
+        source = f"{STEPS}\nif rank == 0:\n    open({str(go)!r}).read()\nstep('before')\nprint(os.getpid())\n{ends}"
         launched = launch(*agents.options, "-np", "2", *program(source), environ=agents.environ)
         assert sorted(launched.lines(2)) == [f"[{rank}]<stdout>:before 3" for rank in range(2)]
         processes = psutil.Process(agents.processes["h1"].pid).children(recursive=True)

@@ -14,7 +14,7 @@ import pytest
 from other_release import install
 
 LIMIT_S = 300
-# A script, and the types of what it reveals, in order: of the last part of their names.
+# A script, and the types that its reveal_type() calls report, in order. Of each type's name only the last part counts.
 SCRIPTS = {
     "torch": (
         """

@@ -1,4 +1,4 @@
-"""The commands of docs/backup.md, run while jobs train: what a restored store brings back, and what is lost."""
+"""Runs the commands of docs/backup.md while jobs train, and checks which jobs and worlds a restored store has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from agents import DEADLINE_S, Agents, CoordinatorProcess
 from error_codes import ends_with
 from etcd_server import READY_S, Etcd
-from launching import Launched
+from launching import STEPS, Launched
 
 from horovod.base.errors import ClusterCode, WorldCode
 
@@ -25,16 +25,7 @@ Launch = Callable[..., Launched]
 Program = Callable[[str], list[str]]
 
 PAGE = Path(__file__).parents[3] / "docs" / "backup.md"
-TRAINS = f"""
-sys.path.insert(0, {str(Path(__file__).parents[2] / "runtime")!r})
-import numpy as np
-from numpy_framework import OPS, global_process_set, hvd
-from horovod.worker.runtime import context
-member = context.init()
-def step(name):
-    total = OPS.allreduce(np.full(1, rank + 1.0), hvd.Sum, name, 1.0, 1.0, global_process_set)
-    print(name, int(total[0]), flush=True)
-step("before")
+TRAINS = f"""{STEPS}
 if rank == 0:
     open(GO).read()
 step("after a new agreement")

@@ -1,4 +1,4 @@
-"""Programs of torch.distributed over our backend, unmodified: what they give is what gloo gives, on two ranks."""
+"""Unmodified programs of torch.distributed give the same results over our backend as over gloo, on two ranks."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def _begin_world(store: Any, rank: int, size: int) -> None:
         basics.init()
         return
     address = os.environ.get("MASTER_ADDR") or socket.gethostname()
-    # A name that nobody else has for this start of these processes: a store may serve one start after the other.
+    # Rank 0's random text names this start of the group, because one store may serve several starts.
     said = exchange(store, "begin", rank, size, f"{secrets.token_hex(16)} {place_of_process()} {address}".encode())
     places = [word.split()[1] for word in said]
     task = Task(

@@ -31,7 +31,8 @@ Work: TypeAlias = Any  # a dist.Work
 Tensor: TypeAlias = torch.Tensor
 _Op: Final[Any] = dist.ReduceOp
 
-# By the number of torch's reduction. What is missing is made of others: _BITWISE, or a factor.
+# The engine's reduction for each number of torch's. The engine lacks torch's other reductions: see _BITWISE for three
+# of them, and `_reduction` for PREMUL_SUM.
 _REDUCTIONS: Final = {
     int(_Op.SUM): ReduceOp.SUM,
     int(_Op.AVG): ReduceOp.AVERAGE,
@@ -122,7 +123,7 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self.allreduce(tensors, opts)
 
     def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> Work:
-        """As all_reduce; torch leaves open what the others than the root have then, and here it is what they had."""
+        """Reduces as all_reduce does. Ranks other than the root keep their own values, which torch leaves undefined."""
         tensor = tensors if isinstance(tensors, Tensor) else tensors[0]
         mine = tensor if opts.rootRank == self._members.rank else tensor.clone()
         return self.allreduce([mine], opts)
@@ -411,7 +412,7 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._start(self._spec(OpType.ALLGATHER), [(flat, None)], what, finish, outputs)
 
     def _exchange(self, parts: list[Tensor], counts: Sequence[int], targets: list[Tensor], what: str) -> Work:
-        """Sends each member its `counts` of the elements of `parts`, and fills `targets` with what comes."""
+        """Sends counts[i] elements of `parts` to member i, and writes the elements that arrive to `targets`."""
         factor = 2 if parts[0].is_complex() else 1
         splits = [0] * self._members.size
         for place, count in zip(self._places, counts, strict=True):

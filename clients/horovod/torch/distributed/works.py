@@ -201,7 +201,7 @@ class Later:
             self._changed.notify_all()
 
     def _staff(self) -> None:
-        """Starts a thread if there are works and nobody for them. Called with the lock."""
+        """Starts a thread if works are queued and no thread waits for them. The caller holds the lock."""
         if self._works and self._waiting == 0:
             self._waiting += 1
             threading.Thread(target=self._serve, name="horovod-futures", daemon=True).start()

@@ -43,8 +43,10 @@ class Store(ABC):
     and `horovod.data.ParquetReader` read. A file that is written is there as a whole or not at all.
 
     Arguments of the methods:
-    path: a URL, in the store or elsewhere. run_id: the name of a run. idx, dataset_idx: the number of a data frame
-    among several, or None. content, text: all that the file is to hold.
+    path: a URL, in the store or elsewhere.
+    run_id: the name of a run.
+    idx, dataset_idx: the number of a data frame among several, or None.
+    content, text: the whole content of the file.
     """
 
     _class_for: ClassVar[Callable[[str], Callable[..., Store]]]  # of a path
