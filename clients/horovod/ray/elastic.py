@@ -58,8 +58,8 @@ class ElasticRayExecutor:
 
         min_num_proc, max_num_proc: the fewest and the most workers; None is no limit. reset_limit: how often hosts may
         come, go or fail; None: no limit. elastic_timeout: for how many seconds there may be too few workers. timeout_s:
-        how long they may take to join their world. nics: the network interfaces to use. cooldown_range, spares,
-        placement_group_timeout_s: as of RayExecutor. ssh_identity_file: not needed.
+        how long they may take to join their world. nics: the network interfaces to use.
+        cooldown_range, spares, placement_group_timeout_s: as of RayExecutor. ssh_identity_file: not needed.
         min_np, max_np: deprecated names. Others are kept as attributes.
         """
         for name, value, new in (("min_np", min_np, "min_num_proc"), ("max_np", max_np, "max_num_proc")):
