@@ -57,7 +57,10 @@ def test_the_site_builds_strictly_and_has_every_public_name() -> None:
         assert [name for name in public if name not in shown | SUBMODULES] == [], module
 
 
-PAGES = ("guide", "elastic", "pytorch", "checkpoints", "validation", "from-0.28", "gpu-hosts")
+PAGES = [
+    *("guide", "elastic", "pytorch", "checkpoints", "validation", "several-optimizers"),
+    *("hangs", "from-0.28", "gpu-hosts"),
+]
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{page}.md" for page in PAGES)])
