@@ -31,8 +31,8 @@ def check_exposure(
     if token is None and not asks_for_certificates:
         if insecure:
             return (
-                f"The coordinator at {address} serves everybody who can reach it, and who takes part in a training can "
-                "make its processes do as it likes."
+                f"The coordinator at {address} serves everybody who can reach it. A program that takes part in a "
+                "training can make its processes run any code."
             )
         sentence = (
             f"Refusing to listen on {address} without a token, since other hosts could take part in the "

@@ -213,7 +213,7 @@ def _check_pair(cert: str, key: str) -> None:
         shake_hands(server, client)
     except ssl.SSLCertVerificationError as error:
         when = {
-            EXPIRED: "has expired; renew it (`horovodrun certs DIR --renew` does for those that it made)",
+            EXPIRED: "has expired; renew it (`horovodrun certs DIR --renew` does this for its own certificates)",
             NOT_YET_VALID: "is not valid yet; check the clock of this host",
         }
         why = when.get(error.verify_code, f"can't be used by a server: {error.verify_message}")

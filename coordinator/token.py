@@ -153,7 +153,7 @@ def made_folder() -> Path:
 def _cannot_keep(folder: Path, error: OSError) -> OSError:
     sentence = (
         f"Can't keep the coordinator's token in {str(folder)!r}, where processes of this user look for it: "
-        f"{error.strerror}. Set XDG_RUNTIME_DIR to a directory of your own, or give the coordinator a token yourself "
+        f"{error.strerror}. Set XDG_RUNTIME_DIR to your own directory, or give the coordinator a token yourself "
         "(--token-file FILE, and HOROVOD_TOKEN_FILE for the processes)."
     )
     return OSError(error.errno, coded(AccessCode.TOKEN_NOT_KEPT, sentence))

@@ -146,7 +146,7 @@ class Lanes:
             nonlocal is_uncertain
             lane.trouble = str(error)
             if is_news:
-                _log.warning("What has happened to job %s can't be stored yet: %s", lane.job, error)
+                _log.warning("The history of job %s can't be stored yet: %s", lane.job, error)
             if not isinstance(error, WritesRefusedError):
                 is_uncertain = True
                 await asyncio.sleep(STORE_RETRY_S)
@@ -161,7 +161,7 @@ class Lanes:
         try:
             await until_stored(attempt, lambda: serving if self._guard() is serving else None, self._fenced, failed)
         except (TooLargeError, WritesRefusedError) as error:
-            _log.warning("What has happened to job %s will not be stored: %s", lane.job, error)
+            _log.warning("The history of job %s will not be stored: %s", lane.job, error)
             self._give_up(lane, error, is_new, is_uncertain)
 
     def _fenced(self, guard: Guard) -> None:

@@ -104,7 +104,7 @@ class Stories:
         try:
             record = await read_story(self._store, job)
         except StoreError as error:
-            _log.info("What has happened to job %r before is not known: %s", job, error)
+            _log.info("The earlier history of job %r is not known: %s", job, error)
         story = Story(job, record)
         self._stories[job] = _Told(story, logged=story.number, stored=story.number, stored_at_s=self._clock())
         self._over.pop(job, None)

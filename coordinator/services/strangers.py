@@ -101,7 +101,7 @@ class Strangers:
             try:
                 await self.look()
             except OSError:
-                _log.debug("The kernel does not tell of this process's connections.", exc_info=True)
+                _log.debug("The kernel does not report this process's connections.", exc_info=True)
             await asyncio.sleep(max(SOON_S, LOOK_SHARE * (time.monotonic() - began_s)))
 
     async def look(self) -> int:

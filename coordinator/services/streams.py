@@ -80,8 +80,8 @@ def own_error(error: Exception, who: str) -> str:
     _log.error("An error of the coordinator itself ended the stream of %s. Please report it.", who, exc_info=error)
     return coded(
         EngineCode.INTERNAL,
-        f"The coordinator failed at a message of {who}: {type(error).__name__}, an error of its own, which its log "
-        "tells more of. Please report it.",
+        f"The coordinator failed at a message of {who}: {type(error).__name__}, a bug of the coordinator; its log has "
+        "the details. Please report it.",
     )
 
 

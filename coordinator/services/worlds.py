@@ -117,7 +117,7 @@ class StoredWorlds:
                 )
             # Waiting would not help; only a coordinator that takes over would need the record.
             except TooLargeError as error:
-                _log.error("Who of job %r is gone can't be stored: %s", job, error)
+                _log.error("The list of processes of job %r that are gone can't be stored: %s", job, error)
                 return
             if not is_written:
                 return

@@ -1,8 +1,9 @@
 """Finds habits of language that make pages hard to read: `python docs/tools/language.py [FILE ...]`.
 
 `make lint` runs it over `PAGES`. A finding is a line `file:line: "words": hint`. Of a page the script reads no code,
-comments, headings or targets of links, of a page in docs/adr only the decision, and of Python only messages and help
-texts: the strings of more than four words.
+comments, headings or targets of links, and of a page in docs/adr only the decision. Of a Python file it reads strings
+of more than four words that are no docstrings (messages and help texts). Of the clients it also reads the docstrings of
+functions and classes whose name is in an `__all__`, and of their public methods.
 
 Two tools were weighed. The package `vale` on PyPI downloads its program when it first runs, so `make lint` would need
 GitHub. `proselint` has checks of its own and no way to add ours.
@@ -10,9 +11,12 @@ GitHub. `proselint` has checks of its own and no way to add ours.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +29,8 @@ PAGES = (
     "benchmarks/*.md",
     "docs/adr/*.md",
     "base/**/*.py",
+    "coordinator/**/*.py",
+    "worker/**/*.py",
 )
 
 # Right uses of words that a rule finds. A finding is dropped if it begins with one of these patterns.
@@ -88,9 +94,6 @@ _NO_PROSE = re.compile(
     r"^ *```.*?^ *```$|<!-- made by.*?<!-- until here -->|<!--.*?-->|`+[^`]+`+|(?<=\])\([^)\s]*\)|^#+ .*?$|https?://\S+",
     re.DOTALL | re.MULTILINE,
 )
-_STRING = re.compile(r'"((?:[^"\\\n]|\\.)*)"')
-_STRINGS = re.compile(r'(?:f?"(?:[^"\\\n]|\\.)*"\s*)+')
-_DOCSTRINGS = re.compile(r'""".*?"""|^ *#.*?$', re.DOTALL | re.MULTILINE)
 _DECISION = re.compile(r"^\*\*Decision\.?\*\*.*?(?=\n\n|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -117,13 +120,47 @@ def findings(text: str, is_decision: bool = False) -> Iterator[tuple[int, str, s
     yield from sorted(found)
 
 
-def of_python(source: str) -> Iterator[tuple[int, str, str]]:
-    """The same for the messages of a Python file."""
-    for group in _STRINGS.finditer(_DOCSTRINGS.sub(_blank, source)):
-        if group[0].count(" ") > 4:
-            begin = source.count("\n", 0, group.start())
-            message = "".join(_STRING.findall(group[0]))
-            yield from ((begin + 1, words, hint) for _, words, hint in findings(f"\n\n{message}\n\n"))
+@cache
+def public_names() -> frozenset[str]:
+    """All names in an `__all__` of the clients."""
+    names = set()
+    for path in (ROOT / "clients").rglob("*.py"):
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+                names |= {one.value for one in ast.walk(statement.value) if isinstance(one, ast.Constant)}
+    return frozenset(names)
+
+
+def _public_docstrings(body: Sequence[ast.stmt], names: frozenset[str] | None) -> Iterator[ast.expr]:
+    """Those of the functions and classes in `body` that have one of `names`, or no underscore if that is None."""
+    for one in body:
+        if not isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if one.name in names if names is not None else not one.name.startswith("_"):
+            if ast.get_docstring(one) and isinstance(one.body[0], ast.Expr):
+                yield one.body[0].value
+            if isinstance(one, ast.ClassDef):
+                yield from _public_docstrings(one.body, None)
+
+
+def of_python(source: str, names: frozenset[str] = frozenset()) -> Iterator[tuple[int, str, str]]:
+    """The same for the messages of a Python file, and for its docstrings of functions and classes with these names."""
+    tree = ast.parse(source)
+    public = set(_public_docstrings(tree.body, names))
+    unread: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and node.value not in public:
+            unread.add(node.value)
+        if isinstance(node, ast.JoinedStr):
+            unread.update(part for value in node.values for part in ast.walk(value))
+    for node in ast.walk(tree):
+        if node in unread or not isinstance(node, ast.Constant | ast.JoinedStr):
+            continue
+        parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+        text = "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+        if text.count(" ") > 4:
+            found = findings(f"\n\n{inspect.cleandoc(text)}\n\n")
+            yield from ((node.lineno + line - 3 if node in public else node.lineno, *rest) for line, *rest in found)
 
 
 def main(arguments: list[str]) -> int:
@@ -134,7 +171,11 @@ def main(arguments: list[str]) -> int:
     for path in files:
         name = path.relative_to(ROOT).as_posix()
         text = path.read_text()
-        for line, words, hint in of_python(text) if path.suffix == ".py" else findings(text, "/adr/" in name):
+        for line, words, hint in (
+            of_python(text, public_names() if name.startswith("clients/") else frozenset())
+            if path.suffix == ".py"
+            else findings(text, "/adr/" in name)
+        ):
             print(f'{name}:{line}: "{words}": {hint}')
             count += 1
     return int(count > 0)

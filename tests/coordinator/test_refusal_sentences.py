@@ -184,8 +184,8 @@ def test_of_what_ends_streams() -> None:
         "[too-many-messages]"
     )
     assert own_error(LookupError("x"), "rank 0") == (
-        "The coordinator failed at a message of rank 0: LookupError, an error of its own, which its log tells more of. "
-        "Please report it. [internal]"
+        "The coordinator failed at a message of rank 0: LookupError, a bug of the coordinator; its log has the "
+        "details. Please report it. [internal]"
     )
     assert ANOTHER == (
         "Another coordinator of this store serves agents and jobs, or did until a moment ago. [not-served-here]"

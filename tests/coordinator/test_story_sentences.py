@@ -85,7 +85,7 @@ def test_newcomers_wait_and_are_taken_in() -> None:
     job.come_all("cd")
     job.pass_time(1.0)
     assert job.events() == [FORMED, WAITS]
-    assert "2 processes wait to be taken in" in job.last()
+    assert "2 processes wait to join" in job.last()
     job.again("ab")
     assert job.last().endswith(
         "0 ms after the first of its members left world 1 to join again: the members of world 1 keep their ranks, "

@@ -97,3 +97,26 @@ raise ValueError(f"{name} is not there, "
     "and it begins anew.")
 '''
     assert [(line, words) for line, words, _ in language["of_python"](source)] == [(3, "anew")]
+
+
+def test_of_python_docstrings_of_public_names_are_read() -> None:
+    source = '''"""This module waits for ever, besides."""
+def run():
+    """Runs the function.
+
+    It is run anew."""
+class State:
+    """One has a value of its own."""
+    def save(self):
+        """It is saved by whoever comes."""
+    def _save(self):
+        """Where no rank has it, it is saved anew."""
+def helper():
+    """It waits for ever for ranks."""
+'''
+    found = [(line, words) for line, words, _ in language["of_python"](source, frozenset({"run", "State"}))]
+    assert found == [(5, "anew"), (7, "of its own"), (9, "by whoever comes"), (9, "whoever")]
+
+
+def test_public_names_are_those_of_the_packages() -> None:
+    assert language["public_names"]() >= {"allreduce", "DistributedOptimizer", "RayExecutor", "TorchEstimator"}

@@ -121,7 +121,7 @@ def test_it_begins_anew_where_a_person_says_so(horovodrun: Run, program: Program
     done = horovodrun("-np", "2", "--min-np", "1", "--elastic-begin-anew", *program(text))
     assert done.returncode == 0, done.stderr
     assert begun(done.stdout)[:3] == [0, 0, 0]
-    assert "The training begins anew" in done.stderr
+    assert "The training starts from the beginning" in done.stderr
     assert "took 6" in done.stdout
 
 
@@ -193,7 +193,7 @@ def test_a_replacement_waits_for_the_stopped_process_that_holds_the_state(launch
             stopped = int(line.rsplit(" ", 1)[1])
             break
     for line in launched.process.stderr:  # type: ignore[union-attr]
-        if "to come back with what the job has committed" in line:
+        if "to come back with the job's committed state" in line:
             break
     psutil.Process(stopped).send_signal(signal.SIGCONT)
     code, out, err = launched.finish()
@@ -226,7 +226,7 @@ def holder_of(launched: Launched) -> psutil.Process:
 
 def wait_for_a_newcomer(launched: Launched) -> None:
     for line in launched.process.stderr:  # type: ignore[union-attr]
-        if "to be taken in at their next commit" in line:
+        if "to join at their next commit" in line:
             return
     raise AssertionError(launched.finish())
 
@@ -271,7 +271,7 @@ def test_newcomers_of_another_host_wait_for_the_host_that_holds_the_state(
                 one.kill()
         if returns:
             for line in launched.process.stderr:  # type: ignore[union-attr]
-                if "to come back with what the job has committed" in line:
+                if "to come back with the job's committed state" in line:
                     break
             (tmp_path / "go").touch()
             holder.resume()

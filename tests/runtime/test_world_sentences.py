@@ -99,7 +99,7 @@ def text_of(act: Callable[[], Any]) -> str:
             {"member_id": "first"},
             (
                 "The member id 'first' of the process with pid 7 on host node-a is already in use; every process and "
-                "every attempt to join needs an id of its own. [member-id-in-use]"
+                "every attempt to join needs its own id. [member-id-in-use]"
             ),
         ),
     ],

@@ -302,7 +302,7 @@ def _overlapping_steps() -> list[str]:
 
 
 OVERLAP = (
-    "With HOROVOD_ADASUM_OVERLAP a parameter's step is taken in backward(), as soon as its gradient is made. "
+    "With HOROVOD_ADASUM_OVERLAP backward() takes a parameter's step as soon as its gradient is made. "
     "Without it scripts may clip gradients, use a GradScaler and set learning rates between backward() and "
     "step(): unset it, on all ranks. [adasum-overlap]"
 )

@@ -277,8 +277,8 @@ def _refuse_a_child(settings: Settings) -> None:
             WorldCode.CHILD_OF_RANK,
             f"This process (pid {os.getpid()}) is a child of {facts.whose()}, which is in the world of this job "
             "already, and can't join that world again. If a DataLoader or multiprocessing started it, it runs the main "
-            'script anew: put what the script does, hvd.init() too, under `if __name__ == "__main__":`; the child may '
-            "ask for its parent's rank and size without hvd.init(). If it is a program of its own, start it with "
+            'script again: put the body of the script, with hvd.init(), under `if __name__ == "__main__":`; the child '
+            "can read its parent's rank and size without hvd.init(). If it is an independent program, start it with "
             "horovodrun; or, for a world of one, without HOROVOD_COORDINATOR, HOROVOD_RANK and HOROVOD_SIZE, and with "
             "HOROVOD_CLUSTER=none.",
         )

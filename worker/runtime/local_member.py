@@ -426,7 +426,7 @@ def _change_in(event: membership_pb2.MembershipEvent) -> WorldChange | None:
     if event.HasField("newcomers"):
         count = event.newcomers.count
         verb = "waits" if count == 1 else "wait"
-        log.info("%s %s to be taken in at the next commit.", plural(count, "further process"), verb)
+        log.info("%s %s to join at the next commit.", plural(count, "further process"), verb)
         return WorldChange(event.newcomers.epoch, newcomers=count)
     if event.HasField("coming"):
         count = event.coming.count

@@ -279,7 +279,7 @@ def check_order(lines: Mapping[int, Line], verb: str = "made") -> None:
                         "distributed optimizers or tapes in the same order, so that gradients would be mixed up. In "
                         f"this step rank {rank} uses what it {verb} at {place}, and rank {other} what it {verb} at "
                         f"{its_place}. Make and use them in the same order on all ranks, or give the parameters of "
-                        "each model names of their own. No rank has taken the step.",
+                        "each model different names. No rank has taken the step.",
                     )
                 )
 

@@ -97,9 +97,9 @@ class Steps:
 
 def _warn(trained: Trained, steps: int) -> None:
     sentence = (
-        f"{steps} steps of {trained.optimizer} on this rank, and hvd.init() was called, but nothing reduces its "
-        "gradients: nothing was made distributed in this process, and fewer bytes than the parameters have went "
-        f"through Horovod. Each rank seems to train a model of its own. {trained.remedy} If that is meant, set "
+        f"{trained.optimizer} has taken {steps} steps on this rank after hvd.init(), but nothing reduces its "
+        "gradients: no optimizer was made distributed in this process, and Horovod has sent fewer bytes than the "
+        f"parameters have. Each rank seems to train its own model. {trained.remedy} If that is meant, set "
         "HOROVOD_DIFFERENT_WEIGHTS=ignore."
     )
     warn_the_script(coded(TrainingCode.NOT_DISTRIBUTED, sentence))

@@ -122,9 +122,9 @@ def _remedy(_: set[Kind]) -> str:
 
 def _remedy_of_functions(kinds: set[Kind]) -> str:
     return (
-        f"{_remedy(kinds)} Where hvd.grad or hvd.value_and_grad is called for several models, call it in the same "
-        "order on all ranks, or give their trees keys of their own, as {'generator': params} has: gradients of trees "
-        "with equal keys are averaged as those of one model."
+        f"{_remedy(kinds)} If hvd.grad or hvd.value_and_grad is called for several models, call it in the same "
+        "order on all ranks, or give their trees different keys, such as {'generator': params}: gradients of trees "
+        "with equal keys are averaged as if they belonged to one model."
     )
 
 

@@ -111,8 +111,8 @@ class DistributedTrainer(mx.gluon.Trainer):
             raise ValueError(
                 coded(
                     TrainingCode.NOT_REDUCED,
-                    "DistributedTrainer.update() was called, and no allreduce_grads() since the last update: each rank "
-                    "would take a step of its own. Call step(), or allreduce_grads() before update().",
+                    "DistributedTrainer.update() was called without allreduce_grads() since the last update: each rank "
+                    "would take a different step. Call step(), or allreduce_grads() before update().",
                 )
             )
         self._are_reduced = False

@@ -204,8 +204,8 @@ def _meet_between_hosts(task: Task, host: str, token: str, settings: Settings) -
         raise StartError(
             coded(
                 AccessCode.WEAK_TOKEN,
-                f"{_they(task)}, and HOROVOD_TOKEN has {len(token)} characters, so whoever can connect to rank 0 could "
-                f"find it by trying. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
+                f"{_they(task)}, and HOROVOD_TOKEN has {len(token)} characters, so anybody who can connect to rank 0 "
+                f"could guess it. Use a random one of {MIN_CLUSTER_TOKEN_LENGTH} or more, for example of `openssl "
                 "rand -hex 32`.",
             )
         )

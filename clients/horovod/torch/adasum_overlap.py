@@ -59,7 +59,7 @@ _ONE_BY_ONE: Final = tuple(
 )
 
 REMEDY: Final = (
-    "With HOROVOD_ADASUM_OVERLAP a parameter's step is taken in backward(), as soon as its gradient is made. Without "
+    "With HOROVOD_ADASUM_OVERLAP backward() takes a parameter's step as soon as its gradient is made. Without "
     "it scripts may clip gradients, use a GradScaler and set learning rates between backward() and step(): unset it, "
     "on all ranks."
 )
@@ -167,8 +167,8 @@ class StepsInBackward:
                 raise AssertionError(
                     coded(
                         TrainingCode.TOO_MANY_PASSES,
-                        f"A backward pass has made a gradient of parameter {slot.name!r}, whose step was taken in an "
-                        "earlier pass and has not ended in optimizer.step(). For several passes in a step pass "
+                        f"A backward pass has made a gradient of parameter {slot.name!r}, which has already taken a "
+                        "step in an earlier pass that no optimizer.step() has ended. For several passes in a step pass "
                         f"backward_passes_per_step. GradScaler skips steps. {REMEDY}",
                     )
                 )

@@ -285,8 +285,8 @@ def not_reduced(why: str) -> AssertionError:
         coded(
             TrainingCode.NOT_REDUCED,
             "A step was taken past the optimizer that hvd.DistributedOptimizer returned (with the original optimizer, "
-            f"or as torch.optim.SGD.step(optimizer)), {why}, so each rank would train a model of its own. Call "
-            "optimizer.step() of the distributed optimizer, and give that to GradScaler and other wrappers. If steps "
-            "of each rank's own are meant, set HOROVOD_DIFFERENT_WEIGHTS=ignore.",
+            f"or as torch.optim.SGD.step(optimizer)), {why}, so each rank would train its own model. Call "
+            "optimizer.step() of the distributed optimizer, and give that to GradScaler and other wrappers. If each "
+            "rank is meant to take its own steps, set HOROVOD_DIFFERENT_WEIGHTS=ignore.",
         )
     )

@@ -603,8 +603,8 @@ class GradientReducer:
 def _made_several_times(name: str) -> str:
     return coded(
         TrainingCode.MADE_SEVERAL_TIMES,
-        f"A backward pass made the gradient of parameter {name!r} several times, and earlier passes did once, so it is "
-        "being reduced already. torch.utils.checkpoint(use_reentrant=True) runs a backward pass of its own for each "
+        f"A backward pass made the gradient of parameter {name!r} several times, but earlier passes only once, so it "
+        "is being reduced already. torch.utils.checkpoint(use_reentrant=True) runs a separate backward pass for each "
         "use of a parameter; pass use_reentrant=False.",
     )
 

@@ -246,7 +246,7 @@ class Negotiation:
                 takeover.joined(rank, join)
             return
         told = read(message.hello, join, self._id_capacity)
-        self.budget.charge(rank, told.bytes, "what it knows of an earlier coordinator")
+        self.budget.charge(rank, told.bytes, "the record of an earlier coordinator")
         takeover.tell(rank, told)
 
     def _become_whole(self, takeover: Takeover, now_s: float, batch: Batch) -> None:

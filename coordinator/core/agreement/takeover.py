@@ -157,7 +157,7 @@ def read(hello: pb.Hello, join: pb.Join | None, id_capacity: int) -> Told:
             raise ContradictionError(f"Rank {hello.rank} says that ids are recalled that it does not know.")
         told.bytes += _ID_BYTES * len(ids)
     if len(hello.failed) > MAX_FAILED:
-        raise ContradictionError(f"Rank {hello.rank} tells of {len(hello.failed)} errors; {MAX_FAILED} are enough.")
+        raise ContradictionError(f"Rank {hello.rank} reports {len(hello.failed)} errors; the limit is {MAX_FAILED}.")
     told.failed = {error.number: error for error in hello.failed if error.number}
     told.bytes += sum(text_bytes(error.name, error.sentence) for error in hello.failed)
     return told

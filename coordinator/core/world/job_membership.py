@@ -115,7 +115,7 @@ class JobMembership:
         effects: list[Effect] = []
         for earlier in self._same_slot(request):
             if earlier.incarnation < request.incarnation:
-                why = "another process was started in its place"
+                why = "another process was started instead of it"
                 effects += self.remove(earlier.member_id, why, now_s, has_ended=True)
         if (unaware := self.liveness.unaware(request)) is not None:
             effects += self.remove(unaware.member_id, NEVER_HEARD_OF_ITS_WORLD, now_s, never_stood=True)
@@ -167,13 +167,14 @@ class JobMembership:
             return coded(
                 WorldCode.MEMBER_ID_IN_USE,
                 f"The member id {request.member_id!r} of {describe(request)} is already in use; every process and "
-                "every attempt to join needs an id of its own.",
+                "every attempt to join needs its own id.",
             )
         later = (one for one in self._same_slot(request) if one.incarnation > request.incarnation)
         if (successor := next(later, None)) is not None:
             return coded(
                 WorldCode.REPLACED,
-                f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later in its place.",
+                f"{capitalized(describe(request))} was replaced: {describe(successor)} was started later instead of "
+                "it.",
             )
         if self._is_over(request):
             return self._over_in_words(request)

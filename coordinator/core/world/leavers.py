@@ -59,8 +59,9 @@ class Leavers:
         sentence = f"{who} {verb} job {world.job!r} at the next commit ({reason})."
         stay, sizes = len(present) - len(going), sizes_of_world(world)
         if stay == 0:
-            begin = f" {plural(waiting, 'process')} that {'waits' if waiting == 1 else 'wait'} can begin it anew."
-            lost = " What they have committed is lost." if has_commits else begin if waiting else ""
+            who_waits = f"{plural(waiting, 'process')} that {'waits' if waiting == 1 else 'wait'}"
+            begin = f" {who_waits} can start it from the beginning."
+            lost = " The state that they have committed is lost." if has_commits else begin if waiting else ""
             return f"{sentence} No member stays, so the job ends for all of them.{lost}"
         if stay + waiting < sizes.fewest:
             return f"{sentence} Of at least {plural(sizes.fewest, 'member')} {stay} will be left, and wait for others."

@@ -387,7 +387,7 @@ class Rendezvous:
             parts.append(self._held_up)
         if self._undecided:
             failed = ranks_in_words({slot for slot, _ in self._undecided}, "slot")
-            parts.append(f"waiting for the end of what failed ({failed}), which decides who is in the next world")
+            parts.append(f"waiting for the end of the failed processes ({failed}), to know who is in the next world")
         if self.awaited and self.last:
             who = shortened([str(one) for one in self.awaited.values()], 4)
             parts.append(f"waiting until world {self.last.epoch} has ended, which still has {who}")
@@ -401,7 +401,7 @@ class Rendezvous:
         who = f"{plural(len(self.waiting), 'process')} {'waits' if len(self.waiting) == 1 else 'wait'}"
         if len(self.awaited) >= sizes.most:
             return f"Job {self._job!r} runs with {members}, the most that it may have; {who} for a place."
-        return f"Job {self._job!r} runs with {members}; {who} to be taken in at their next commit."
+        return f"Job {self._job!r} runs with {members}; {who} to join at their next commit."
 
 
 def _seats(members: Sequence[pb.JoinRequest], is_elastic: bool) -> list[Seat]:

@@ -196,27 +196,29 @@ class JobWork:
         patience_s = max(one.patience_seconds or USUAL_PATIENCE_S for one in requests)
         if self._absent and now_s - self._waited_since_s < patience_s:
             who = shortened([str(one) for one in self._absent.values()], 4)
-            return Waits(f"waiting up to {patience_s:g} s for {who} to come back with what the job has committed")
+            return Waits(f"waiting up to {patience_s:g} s for {who} to come back with the job's committed state")
         if self._untold and now_s - self._waited_since_s < WORD_S:
             who = shortened([str(one) for one in self._untold.values()], 4)
             return Waits(f"waiting up to {WORD_S:g} s for the agent's word on how {who} ended")
         what = self._in_words(job)
         if any(one.begins_anew for one in requests):
-            return Anew(f"{what} The training begins anew, as {ANEW} (horovodrun --elastic-begin-anew) allows.")
+            return Anew(
+                f"{what} The training starts from the beginning, as {ANEW} (horovodrun --elastic-begin-anew) allows."
+            )
         return Lost(
             coded(
                 WorldCode.STATE_LOST,
-                f"{what} A training that began anew would repeat that work, so the job ends. To begin anew all the "
-                f"same, start it under another name (HOROVOD_JOB), or with {ANEW} (horovodrun --elastic-begin-anew), "
-                "as scripts may that read a checkpoint of their own.",
+                f"{what} A training that starts from the beginning would repeat that work, so the job ends. To start "
+                f"it nevertheless, use another name (HOROVOD_JOB) or {ANEW} (horovodrun --elastic-begin-anew), "
+                "which suits scripts that read their own checkpoints.",
             )
         )
 
     def _in_words(self, job: str) -> str:
         loss = f" (the last loss: {self.last_loss.rstrip('.')})" if self.last_loss else ""
         return (
-            f"What job {job!r} had committed up to world {self.committed_epoch} is lost: no process that held it is "
-            f"left{loss}."
+            f"The state that job {job!r} committed up to world {self.committed_epoch} is lost: no process that held it "
+            f"is left{loss}."
         )
 
     def restart_limits(self, now_s: float) -> None:

@@ -34,11 +34,11 @@ class Words:
 # -- the table of arguments: by name, or by operation and name where operations differ ---------------------------------
 ARGUMENTS: Final[dict[str, str]] = {
     "allreduce.tensor": (
-        "{given}, of one shape and dtype on all ranks; {dtypes}{complex_reduced} or (but for Average) bool."
+        "{given}, of one shape and dtype on all ranks; {dtypes}{complex_reduced} or (except with Average) bool."
     ),
     "reducescatter.tensor": (
-        "{given}, with at least one dimension, of one shape and dtype on all ranks; {dtypes}{complex} or (but for"
-        " Average) bool."
+        "{given}, with at least one dimension, of one shape and dtype on all ranks; {dtypes}{complex} or (except"
+        " with Average) bool."
     ),
     "allgather.tensor": (
         "{given}, with at least one dimension; {dtypes}{complex} or bool. The shape may differ between ranks in "

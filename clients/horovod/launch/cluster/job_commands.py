@@ -64,7 +64,7 @@ def add_job_commands(commands: Any, parser_class: type[argparse.ArgumentParser])
     ps.add_argument(
         "--all",
         action="store_true",
-        help="show all jobs in the store, not only those that run and the latest 50 that ended",
+        help="show all jobs in the store, not only running jobs and the latest 50 that ended",
     )
     logs = add("logs", "Show the output of a job's ranks.", _logs)
     logs.add_argument("-f", "--follow", action="store_true", help="continue until the job ends")

@@ -74,7 +74,7 @@ class FiniteColumns:
                 raise refused(
                     f"rank {rank} has read a batch in which {rows} of {len(array)} rows have NaN or an infinity in the "
                     f"column {name!r}. Replace them, or drop such rows before. If the model is made for such values, "
-                    f"say so with transformation_edit_fields=[({name!r}, None, None, True)].",
+                    f"allow them with transformation_edit_fields=[({name!r}, None, None, True)].",
                     DataCode.NOT_FINITE,
                 )
 

@@ -246,7 +246,7 @@ class ModelParams(OptionalParams, HasOutputCols):
     label_columns = _param("label_columns", "the labels that the model predicts, in the order of its outputs")
     run_id = _param("run_id", "name of the run that trained it")
     transformation_fn = _param("transformation_fn", "function that changes the features before the model sees them")
-    transformation_edit_fields = _param("transformation_edit_fields", "types and shapes of what it makes")
+    transformation_edit_fields = _param("transformation_edit_fields", "types and shapes of the columns that it makes")
     transformation_removed_fields = _param("transformation_removed_fields", "columns that are left out")
     _metadata = _param("_metadata", "how the columns looked in the training data")
 

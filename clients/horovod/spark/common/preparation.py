@@ -220,8 +220,8 @@ def _without_not_finite(kinds: Mapping[str, DataType], columns: Iterable[str]) -
             drop += f".filter({f'abs({quoted(name)}) < double({_INFINITY})'!r})"
     with_imports = f" ({imports})" if imports else ""
     return (
-        f"Replace them, or drop such rows with {drop}{with_imports}. If the model is made for such values, say so with "
-        f"transformation_edit_fields={[(name, None, None, True) for name in columns]}."
+        f"Replace them, or drop such rows with {drop}{with_imports}. If the model is made for such values, allow them "
+        f"with transformation_edit_fields={[(name, None, None, True) for name in columns]}."
     )
 
 

@@ -71,8 +71,8 @@ def known_objects(what: str) -> Iterator[None]:
         name = found[1]
         raise refused(
             f"{what} has {name!r} in it, which Keras does not know in the training processes. Pass "
-            f"custom_objects={{{name!r}: {name}}} to the estimator, with all classes and functions of your "
-            "own. Registering them in the driver is not enough, because ranks are other processes."
+            f"custom_objects={{{name!r}: {name}}} to the estimator, with all your classes and "
+            "functions. Registering them in the driver is not enough, because ranks are other processes."
         ) from error
 
 
