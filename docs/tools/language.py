@@ -29,6 +29,7 @@ PAGES = (
     "benchmarks/*.md",
     "docs/adr/*.md",
     "base/**/*.py",
+    "clients/**/*.py",
     "coordinator/**/*.py",
     "worker/**/*.py",
 )

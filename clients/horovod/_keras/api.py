@@ -58,7 +58,7 @@ def DistributedOptimizer(  # noqa: N802
         optimizer: of Keras; it becomes the distributed one, with its state.
         name: of the optimizer.
         device_dense, device_sparse: of the operations.
-        compression: how gradients travel, for example Compression.fp16.
+        compression: how gradients are sent, for example Compression.fp16.
         sparse_as_dense: make tf.IndexedSlices, as embeddings have, dense before they are reduced.
         gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
         op: hvd.Average or hvd.Sum.
@@ -186,14 +186,14 @@ def load_model(
         >>> model.fit(images, labels)
 
     Args:
-        filepath: what Keras's load_model takes.
+        filepath: as for Keras's load_model.
         custom_optimizers: classes of optimizers that are not Keras's own.
         custom_objects: as for Keras's load_model.
-        compression: how gradients travel, for example Compression.fp16.
+        compression: how gradients are sent, for example Compression.fp16.
         legacy_opts: accepted for scripts of older releases.
 
     Raises:
-        ValueError: a file of Keras 2 that Keras 3 does not read; and whatever Keras's load_model raises.
+        ValueError: a file of Keras 2 that Keras 3 does not read; also the errors of Keras's load_model.
     """
     ours: dict[str, Any] = {}
     with contextlib.suppress(AttributeError):
@@ -214,9 +214,9 @@ def load_model(
 
 
 def sync_batch_norm(keras: Any) -> Any:
-    """Our layer for a Keras and its backend, which a file may name; TensorFlow's is one of the two Keras only.
+    """The layer of Horovod for a Keras and its backend; saved models may name it.
 
-    Raises AttributeError where it is one of the other.
+    TensorFlow's layer exists for one of the two Keras only; for the other this raises AttributeError.
     """
     if keras.backend.backend() != "tensorflow":
         from horovod._keras.sync_batch_norm import SyncBatchNormalization

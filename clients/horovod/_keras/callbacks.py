@@ -112,13 +112,13 @@ class _OfAKeras(CallbackMixin):
 class BroadcastGlobalVariablesCallback(_OfAKeras):
     """Gives all ranks the weights and the optimizer's state of `root_rank`, before the first batch.
 
-    Where a rank does not have all variables yet (a model that learns its shapes from the first batch), it happens after
-    that batch. In elastic training it happens in each world: processes that are new in it would wait for the others.
+    If a rank does not have all variables yet (a model that learns its shapes from the first batch), the broadcast comes
+    after that batch. In elastic training every world has a broadcast, because new processes would wait for it.
 
     Args:
-        root_rank: whose values count.
+        root_rank: the rank whose values all get.
         device: accepted for scripts of older releases.
-        local_variables: variables that stay what they are on each rank; ValueError for what is no variable.
+        local_variables: variables that each rank keeps; ValueError if one is not a variable.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Sequence[Any] | None = None) -> None:

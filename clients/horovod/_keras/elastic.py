@@ -187,8 +187,8 @@ class _OfBatches(CallbackMixin):
 class CommitStateCallback(_OfBatches):
     """Commits the state every `batches_per_commit` batches, and at the end of an epoch.
 
-    Where `UpdateBatchStateCallback` counts the batches, the last one of an epoch is committed only at the end of the
-    epoch: from a state that has no batch left, `fit` would train one more.
+    If `UpdateBatchStateCallback` counts the batches, the last batch of an epoch is committed only at the end of the
+    epoch: from a state without a batch left, `fit` would train one more.
     """
 
     def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
@@ -217,7 +217,7 @@ class CommitStateCallback(_OfBatches):
 class UpdateBatchStateCallback(_OfBatches):
     """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
 
-    Where Keras does not know how many batches an epoch has, that epoch begins anew, and a warning says so.
+    If Keras does not know how many batches an epoch has, that epoch starts from its beginning, with a warning.
 
     Place it before callbacks that end training at the end of an epoch, and before `CommitStateCallback`.
     """

@@ -157,7 +157,7 @@ class Distribution:
                 coded(
                     TrainingCode.NOT_REDUCED,
                     f"update_step() of a distributed optimizer was called for {str(name)!r}. It reduces no gradient: "
-                    "each rank would take a step of its own. Call apply() or apply_gradients() with all gradients.",
+                    "each rank would take a different step. Call apply() or apply_gradients() with all gradients.",
                 )
             )
 

@@ -71,7 +71,7 @@ def _look_at_optimizer(model: Any) -> None:
     sentence = coded(
         TrainingCode.NOT_DISTRIBUTED,
         f"The model was compiled with a distributed {type(compiled).__name__}, but model.optimizer is a plain {kind} "
-        "now, so each rank trains a model of its own. Call model.compile() with hvd.DistributedOptimizer(...) of the "
+        "now, so each rank trains its own model. Call model.compile() with hvd.DistributedOptimizer(...) of the "
         "new optimizer. If this is meant, set HOROVOD_DIFFERENT_WEIGHTS=ignore.",
     )
     if setting == "error":

@@ -96,13 +96,13 @@ def init(
             need MPI, which this build does not have.
         process_sets: hvd.ProcessSet objects to register at once, the same in the same order on all ranks; or "dynamic",
             which allows hvd.add_process_set() and hvd.remove_process_set() later (HOROVOD_DYNAMIC_PROCESS_SETS=1). In a
-            world of an elastic job that has fewer ranks than a set, the set has those that are there: see
+            world of an elastic job that lacks some ranks of a set, the set consists of its remaining ranks: see
             hvd.ProcessSet. Sets that were added later are gone in the next world.
         coordinator: the same as a str in `comm`.
-        min_size, max_size: make the job elastic (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE): a world has at least and at most
-            so many processes, goes on without those that are lost and takes in those that come. `size` is then for how
-            many the first world waits. Without it, that begins once nobody new has come for a while.
-        job, size, rank, token, transport, network_interfaces, start_timeout_seconds: beat the environment variables
+        min_size, max_size: make the job elastic (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE). A world then has between min_size
+            and max_size processes, goes on without lost processes and admits new ones. The first world waits for `size`
+            processes. Without `size` it begins once no new process has come for a while.
+        job, size, rank, token, transport, network_interfaces, start_timeout_seconds: override the environment variables
             HOROVOD_JOB, HOROVOD_SIZE, HOROVOD_RANK, HOROVOD_TOKEN, HOROVOD_TRANSPORT, HOROVOD_NETWORK_INTERFACES and
             HOROVOD_START_TIMEOUT.
 
@@ -228,11 +228,10 @@ def _process_sets(given: object) -> tuple[list[ProcessSet], bool]:
 
 
 def shutdown() -> None:
-    """Leaves the world; pending operations fail. Does nothing when there is none. init() may be called again.
+    """Shuts Horovod down in this process; pending operations fail. Does nothing before init(), which may follow again.
 
-    Registered to be called at the exit of the interpreter. Other ranks that wait for this one get HorovodInternalError.
-    In a child of a rank it means that the child knows of its parent's place no more; the parent stays in its world.
-    Nothing is raised. Example:
+    Python calls it at exit. Other ranks that wait for this one get HorovodInternalError. In a child process of a rank
+    it makes the child forget its parent's rank; the parent stays in its world. It raises nothing. Example:
 
         >>> hvd.shutdown()
         >>> hvd.is_initialized()
@@ -309,7 +308,7 @@ def cross_size() -> int:
 
 
 def cross_rank() -> int:
-    """The number of this host among those that have this local rank. Raises ValueError before init().
+    """The number of this host among the hosts that have this local rank. Raises ValueError before init().
 
     >>> hvd.cross_rank()
     0
@@ -378,10 +377,10 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as a number (22703 is 2.27.3), 0 where there is none that GPU tensors could use.
+    """NCCL's version as a number (22703 is 2.27.3), 0 if GPU tensors can use none.
 
-    It is looked for on this host, not when Horovod is built: HOROVOD_NCCL_LIBRARY, PyTorch's own, or the system's.
-    Without it GPU tensors go through the host's memory.
+    Horovod looks for NCCL on this host at run time, not when it is built: HOROVOD_NCCL_LIBRARY, PyTorch's own, or the
+    system's. Without it GPU tensors go through the host's memory.
 
     >>> fast = hvd.nccl_built() > 0
     """
@@ -451,7 +450,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Completes the file of the timeline. Without one it does nothing and says so in the log (level info).
+    """Completes the file of the timeline. Without one it only writes a line to the log (level info).
 
     Raises ValueError before init().
 

@@ -127,9 +127,9 @@ class Departure:
 
     @contextlib.contextmanager
     def heeded(self) -> Iterator[None]:
-        """For the time of hvd.elastic.run: SIGTERM calls `signalled`, where the program has no handler of its own.
+        """During hvd.elastic.run, SIGTERM calls `signalled` if the program has no SIGTERM handler.
 
-        Nothing is changed outside of the main thread, and in jobs of a fixed size, which can't go on without a member.
+        Outside the main thread nothing changes, nor in jobs of a fixed size, which can't go on without a member.
         """
         may_leave = is_member() and current().is_elastic
         is_main = threading.current_thread() is threading.main_thread()

@@ -62,7 +62,7 @@ UNTAKEN_SECONDS = 60.0  # seconds for which newcomers may wait for the next comm
 
 
 class State:
-    """What training continues from. Subclasses define `save`, `restore` and `sync`.
+    """The state from which training continues after a failure. Subclasses define `save`, `restore` and `sync`.
 
     Args:
         bcast_object: sends rank 0's object to all ranks: `bcast_object(obj, root_rank=0)`.
@@ -82,7 +82,7 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """In a new world: what was said about the hosts of the old one no longer counts."""
+        """Called in a new world. News about the hosts of the old world is dropped."""
         self._host_messages.clear()
         self.reset()
         for callback in self._reset_callbacks:
@@ -91,8 +91,8 @@ class State:
     def on_hosts_updated(self, timestamp: float, update_res: HostUpdateResult) -> None:
         """Notes that hosts came or went, for the next `check_host_updates`. Called from any thread.
 
-        Hosts that came are told twice: when their processes are being started (`timestamp` is an `Announced` then), and
-        when these have joined. The second time is a reason to leave the world.
+        New hosts are reported twice: when their processes are being started (`timestamp` is then an `Announced`), and
+        when these processes have joined. After the second report the ranks form a new world.
         """
         self._host_messages.put((timestamp, update_res))
 
@@ -141,7 +141,7 @@ class State:
         raise NotImplementedError(f"{type(self).__name__} must define save().")
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Goes back to the state that was saved last."""
         raise NotImplementedError(f"{type(self).__name__} must define restore().")
 
     def sync(self) -> None:
@@ -167,12 +167,12 @@ class ObjectState(State):
     """Plain values as attributes: `ObjectState(bcast_object, get_rank, epoch=0)` has `state.epoch`.
 
     Only names given here are saved and sent. Values must be picklable and are copied deeply when saved and restored, so
-    that changing a saved list in place does not change what `restore` goes back to. Subclasses say which values are
+    that changing a list in place does not change its saved copy. Subclasses say which values are
     parts, such as models: these stay the objects that they are, also inside lists, dicts and objects (state_parts.py).
 
-    `sync` sends the values as they are on its source, not as they were saved last (in which Horovod 0.28 differs): so
-    counters and weights stay together after an interrupt without a commit. What it received is saved, so that
-    `restore` never goes back behind a sync.
+    `sync` sends the present values of its source. (Horovod 0.28 sent the values saved last.) So counters and weights
+    stay together after an interrupt without a commit. `sync` also saves the received values, so that `restore` never
+    goes back to a state before the sync.
     """
 
     def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
@@ -477,8 +477,8 @@ class NotificationManager:
         """Tells all listeners; those of rank 0 interrupt all ranks at their next commit() or check_host_updates().
 
         Args:
-            timestamp: when it happened, in seconds; what is not newer than the last news is ignored.
-            update_res: what happened.
+            timestamp: when the hosts changed, in seconds; news that is not newer than the last news is ignored.
+            update_res: whether hosts were added, removed or both.
         """
         with self._lock:
             listeners = list(self._listeners)
@@ -539,11 +539,11 @@ when_world_changes(notification_manager.world_changes)
 def leave_at_next_commit(reason: str = "") -> None:
     """This process leaves its elastic job at the next commit, for good, and no step of the others fails.
 
-    What SIGTERM does in `hvd.elastic.run`, for programs that have a handler of their own for it, that train in another
-    thread than the main one, or that learn in another way that their host is about to be taken away. May be called by
-    any thread and by a handler of a signal. All ranks go on till the next `state.commit()` or
-    `state.check_host_updates()`; the others train on from there, and `hvd.elastic.run` raises SystemExit with the code
-    143 here. Nothing happens when it is called again. Example:
+    SIGTERM does the same in `hvd.elastic.run`. Call this function if your program has its own SIGTERM handler, trains
+    outside the main thread, or learns in another way that its host is about to be taken away. Any thread and any
+    signal handler may call it. All ranks go on until the next `state.commit()` or `state.check_host_updates()`. Then
+    the other ranks continue training, and on this rank `hvd.elastic.run` raises SystemExit with the code 143. Further
+    calls do nothing. Example:
 
         >>> def on_notice(time):  # called by a thread that asks the provider of the host
         ...     hvd.elastic.leave_at_next_commit(f"its host is taken away at {time}")
@@ -598,10 +598,10 @@ def run_fn(
     reset: Callable[[], None],
     with_our_errors: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Callable[..., Any]:
-    """`func(state, ...)` in the loop that this module draws; `reset` leaves the world and joins the next one. It may
-    call shutdown() and init(): while it runs, shutdown() says that this process comes back. with_our_errors: within it,
-    what a framework raises where a rank is lost becomes HorovodInternalError. It is entered for all that may run a
-    collective: the state's callbacks and its `sync`, and `func`.
+    """`func(state, ...)` in the loop that this module draws; `reset` ends the process's place in the world and joins
+    the next one. `reset` may call shutdown() and init(): while it runs, shutdown() tells the coordinator that this
+    process comes back. Within with_our_errors, an error of a framework about a lost rank becomes HorovodInternalError.
+    It surrounds all code that may run a collective: the state's callbacks, its `sync`, and `func`.
 
     Other exceptions than the two of the loop propagate, those of `reset` too. So does a HorovodInternalError that the
     script itself makes in each world, such as tensors of different shapes: the loop ends with it after VAIN_ROUNDS

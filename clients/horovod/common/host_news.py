@@ -13,7 +13,7 @@ from enum import IntFlag
 
 
 class HostUpdateResult(IntFlag):
-    """What happened to the set of hosts: some came, some went, or both (`mixed`)."""
+    """How the set of hosts changed: hosts were added, removed, or both (`mixed`)."""
 
     no_update = 0
     removed = 1

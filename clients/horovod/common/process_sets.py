@@ -37,12 +37,12 @@ class ProcessSet:
         ProcessSet(process_set_id=None, ranks=[0, 2], mpi_comm=None)
 
     A world of an elastic job (hvd.init(min_size=...)) may have fewer ranks than a set that was given to hvd.init(). The
-    set then consists of those of its ranks that the world has, and `ranks` are these. It is not registered, and can't
-    be used, where none is left, where they are all ranks of the world, or where another set has the same. In a world
-    that has all of its ranks it is what it was. Ranks are numbers in a world: a process may be a member in one world
-    and not in the next, so make a DistributedOptimizer over a set anew in a reset callback of the state.
+    set then consists of its ranks that the world has; `ranks` lists them. The set is not registered and can't be used
+    if no rank is left, if it has all ranks of the world, or if another set has the same ranks. In a world that has all
+    its ranks, the set is complete again. Ranks are numbers in a world: a process may be a member in one world and not
+    in the next, so make a new DistributedOptimizer over a set in a reset callback of the state.
 
-    Raises ValueError for what is not a list of whole numbers, NotImplementedError for an MPI communicator.
+    Raises ValueError if `ranks` is not a list of whole numbers, NotImplementedError for an MPI communicator.
     """
 
     process_set_id: int | None

@@ -55,7 +55,7 @@ class Parts:
 
 
 def find_parts(values: Mapping[str, Any], kind_of: Callable[[Any], str | None]) -> Parts:
-    """Searches the attributes of a state. kind_of: what kind of part a value is, None if it is none."""
+    """Searches the attributes of a state. kind_of: returns the kind of part that a value is, or None."""
     search = _Search(kind_of)
     for name in sorted(values):  # attributes first: a part has the shortest of its paths
         search.take(values[name], name)
@@ -161,7 +161,7 @@ def _is_holder(value: Any) -> bool:
 
 
 def contents_of(holder: Any) -> tuple[Any, dict[str, Any]]:
-    """Items and attributes of a holder, in containers of their own; the values are the holder's."""
+    """Items and attributes of a holder, in new containers; the values are the holder's."""
     items: Any = None
     if isinstance(holder, dict):
         items = dict(holder)
@@ -171,7 +171,7 @@ def contents_of(holder: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def refill(holder: Any, contents: tuple[Any, dict[str, Any]]) -> None:
-    """Gives a holder these contents in place of its own."""
+    """Replaces the contents of a holder by these."""
     items, attributes = contents
     if isinstance(holder, dict):
         holder.clear()

@@ -72,7 +72,7 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """NCCL's version as a number, 0 where there is none."""
+    """NCCL's version as a number, or 0 without NCCL."""
     return basics.nccl_built()
 
 

@@ -46,14 +46,15 @@ class AsyncDataLoaderMixin:
         >>> class AsyncLoader(AsyncDataLoaderMixin, Loader): ...
         >>> loader = AsyncLoader(async_loader_queue_size=8, path="data")  # the rest goes to Loader.__init__
 
-    Each iteration has a thread of its own, which begins with its first batch and has ended when the iteration is over:
-    after the last batch, an exception, `break` or `close_async_loader()`. An exception in `_iterate` is raised where
-    the training asks for the batch that could not be made; batches made before it come first.
+    Each iteration has a separate thread, which starts with the first batch and has ended when the iteration is over:
+    after the last batch, an exception, `break` or `close_async_loader()`. An exception in `_iterate` is raised when
+    the training asks for the batch that could not be made, after all batches before it.
 
     Args:
-        async_loader_queue_size: how many batches are made ahead at most, besides the one that is being made. 0: none;
-            `_iterate` then runs in the thread that iterates.
-        debug_data_loader: say on stderr at the end of each iteration who waited for whom, and how long.
+        async_loader_queue_size: the most batches that wait to be used, in addition to the batch that is being made.
+            With 0, `_iterate` runs in the thread that iterates.
+        debug_data_loader: report on stderr, at the end of each iteration, how long training and loader waited for
+            each other.
 
     Raises:
         ValueError: a queue size that is no number, or below 0.
@@ -101,9 +102,9 @@ class AsyncDataLoaderMixin:
                 print(f"{type(self).__name__}: {prefetch.summary()}", file=sys.stderr, flush=True)
 
     def close_async_loader(self) -> None:
-        """Ends the iterations under way: they give no further batch. Waits for the batch that is being made.
+        """Ends all running iterations: they give no further batch. Waits for the batch that is being made.
 
-        Iterating again afterwards begins anew. Calling it twice, or without an iteration, does nothing.
+        A later iteration starts from the beginning. Calling it twice, or without an iteration, does nothing.
         """
         for prefetch in self._hvd_running[:]:
             prefetch.close()

@@ -39,19 +39,20 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
-    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
-    next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
-    has those that are left and those that have come, that of any other as many processes as before.
+    is undone. Then this process shuts Horovod down and calls hvd.init() again with the same arguments; once the
+    next world stands, the state is made equal again and `func` called again. In an elastic
+    job (HOROVOD_MIN_SIZE) the next world has the remaining and the new processes; in any other job it has as many
+    processes as before.
 
-    What JAX has compiled has the numbers of the world in it, such as hvd.size() and those of process sets, so in
-    another world all of it is compiled anew (jax.clear_caches). Between hvd.init() and `func` a script must run no
+    Functions that JAX has compiled contain numbers of the world, such as hvd.size() and the ids of process sets, so JAX
+    compiles all of them again in another world (jax.clear_caches). Between hvd.init() and `func` a script must run no
     collective. Process sets that were added after hvd.init() are gone in the next world; add them in a callback of
     `state.register_reset_callbacks`.
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
-        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which JAX
-            reports a lost rank.
+        Exception: any other exception of `func` than HorovodInternalError, HostsUpdatedInterrupt and the errors in
+            which JAX reports a lost rank.
     """
     return run_fn(func, _join_next_world, lost_ranks)
 

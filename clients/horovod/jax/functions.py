@@ -54,7 +54,7 @@ def broadcast_parameters(params: T, root_rank: int = 0, process_set: ProcessSet 
 
 
 def broadcast_optimizer_state(opt_state: T, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> T:
-    """`broadcast_parameters` for the state of an Optax optimizer, under names of its own. Example:
+    """`broadcast_parameters` for the state of an Optax optimizer, under separate names. Example:
 
     >>> opt_state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
     """
@@ -129,7 +129,7 @@ def _check_alike(mine: list[str], name: str, process_set: ProcessSet) -> None:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Blocks until every rank of `process_set` has called it, after what its compiled functions have started.
+    """Blocks until every rank of `process_set` has called it. Collectives of its compiled functions complete first.
 
     >>> hvd.barrier()
     """
@@ -138,11 +138,11 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and blocks until all ranks of the world have said so.
+    """Declares that this rank has no more data, and blocks until all ranks of the world have called it.
 
     Meanwhile it contributes zeros to every allreduce of the others in the global process set, so that they can train
-    on; Average still divides by the number of all ranks. What its compiled functions have started completes first. Any
-    other operation in the global process set fails on the ranks that call it.
+    on; Average still divides by the number of all ranks. Collectives that its compiled functions have started
+    complete first. Any other operation in the global process set fails on the ranks that call it.
 
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.
@@ -158,7 +158,7 @@ def join(device: int = -1) -> int:
 
 
 def shutdown() -> None:
-    """Leaves the world, after what compiled functions of this thread have started. Does nothing before hvd.init().
+    """Shuts Horovod down once collectives of compiled functions of this thread are over. Does nothing before init().
 
     >>> hvd.shutdown()
     """

@@ -113,7 +113,7 @@ def reducescatter(
 
     Of a pytree of arrays, it is the tree of each array's share.
 
-    Rows are shared out evenly; the first ranks get one more where they do not divide. The gradient is the allgather of
+    Rows are shared out evenly. If they can't be, the first ranks get one row more. The gradient is the allgather of
     the gradient, times the factors, and for Sum times the number of ranks. Example, on rank 0 of two:
 
         >>> hvd.reducescatter(jnp.array([1.0, 2.0, 3.0]), op=hvd.Sum)

@@ -80,7 +80,7 @@ def DistributedOptimizer(  # noqa: N802  (its name in every framework)
 
     Raises:
         TypeError: `optimizer` is a model, a function such as optax.adam itself, or something else that is none.
-        ValueError, NotImplementedError: arguments that contradict each other. What update() raises is in `allreduce`.
+        ValueError, NotImplementedError: arguments that contradict each other. For errors of update() see `allreduce`.
     """
     try:
         import optax  # only who uses it needs it
@@ -175,7 +175,7 @@ def value_and_grad(
             it is the gradients that are reduced.
 
     Raises:
-        ValueError, NotImplementedError: arguments that contradict each other. What a call raises is in `allreduce`.
+        ValueError, NotImplementedError: arguments that contradict each other. For errors of a call see `allreduce`.
     """
     _check_groups(groups)
     reduction = Reduction(compression, op, gradient_predivide_factor, groups, process_set)

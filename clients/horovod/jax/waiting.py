@@ -21,9 +21,10 @@ __all__ = ["at_exit", "end_compiled_calls", "lost_ranks", "wait_for_compiled_cal
 
 @contextlib.contextmanager
 def lost_ranks() -> Iterator[None]:
-    """XLA has no error of ours: it reports all as JaxRuntimeError, and in its text our sentence with its code.
+    """Turns JaxRuntimeErrors that contain a message of Horovod, with its code, into HorovodInternalError.
 
-    What has no such sentence passes, and so does what the script has done wrong (INVALID_ARGUMENT).
+    XLA knows only JaxRuntimeError. Errors without such a message pass, and so do faults of the script
+    (INVALID_ARGUMENT).
     """
     try:
         yield

@@ -103,7 +103,7 @@ class HorovodStrategy(_Base):
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
-        """What tells a sampler which part of the data is this rank's."""
+        """Arguments of a sampler that select this rank's part of the data."""
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     # -- the beginning and the end -------------------------------------------------------------------------------------

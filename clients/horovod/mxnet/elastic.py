@@ -34,13 +34,13 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
-    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
+    is undone. Then this process shuts Horovod down and calls hvd.init() again with the same arguments; once the
     next world stands, the state is made equal again and `func` called again.
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
-        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the MXNetError of a
-            gradient of which a collective in the backward pass has failed.
+        Exception: any other exception of `func` than HorovodInternalError, HostsUpdatedInterrupt and the MXNetError
+            of a gradient whose collective in the backward pass failed.
     """
     return run_fn(func, join_again, lost_ranks)
 

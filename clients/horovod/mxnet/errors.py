@@ -100,8 +100,8 @@ def lost_ranks() -> Iterator[None]:
 
 
 def drop_errors() -> None:
-    """Waits until MXNet has done all operations that are queued, and forgets the errors of those that have failed, so
-    that no later operation raises them.
+    """Waits until MXNet has done all operations that are queued, and forgets the errors of failed operations, so that
+    no later operation raises them.
     """
     with contextlib.suppress(Exception):  # the first one, of any class; the others are forgotten with it
         mx.nd.waitall()

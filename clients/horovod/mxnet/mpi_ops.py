@@ -225,7 +225,7 @@ def reducescatter(
 ) -> Any:
     """The reduction of `tensor` over all ranks, by hvd.Average or hvd.Sum, of which each rank gets its share of rows.
 
-    Rows are shared out evenly; the first ranks get one more where they do not divide.
+    Rows are shared out evenly. If they can't be, the first ranks get one row more.
 
     >>> hvd.reducescatter(mx.nd.array([1, 2]), op=hvd.Sum).asnumpy()
     array([2.], dtype=float32)  # on rank 0; array([4.], dtype=float32) on rank 1
@@ -267,7 +267,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 @mxnet_errors
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and blocks until all ranks have said so; returns the one that was last.
+    """Declares that this rank has no more data, and blocks until all ranks have called it; returns the last of them.
 
     Meanwhile it contributes zeros to every allreduce of the others in the global process set; Average still divides by
     the number of all ranks. Any other operation there fails on the ranks that call it.

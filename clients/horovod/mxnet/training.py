@@ -43,16 +43,16 @@ class DistributedTrainer(mx.gluon.Trainer):
     `trainer.allreduce_grads()` averages them alone; gradients may be clipped between it and `trainer.update()`.
 
     Args:
-        params, optimizer, optimizer_params: as for mx.gluon.Trainer. Parameters in a dict are taken in sorted order.
-            Where batches are of different sizes, the average is of the ranks, not of the samples.
+        params, optimizer, optimizer_params: as for mx.gluon.Trainer. Parameters in a dict are used in sorted order.
+            If batches have different sizes, the average is over the ranks, not over the samples.
         compression: how gradients travel, for example hvd.Compression.fp16.
         gradient_predivide_factor: gradients are divided by it before they are summed, and by the rest of the number of
             ranks afterwards.
         prefix: of the names on the wire. Without it the second trainer that takes a step has names with #2, and
             so on, so use several in the same order on all ranks.
-        num_groups: in how many operations the gradients are sent; 0: each in one of its own, all at once.
+        num_groups: in how many operations the gradients are sent; 0: each gradient in a separate one, all at once.
         process_set: the ranks that take part; others make steps with their own gradients.
-        op: hvd.Average, hvd.Sum or hvd.Adasum, which is taken of the gradients.
+        op: hvd.Average, hvd.Sum or hvd.Adasum, applied to the gradients.
 
     Raises:
         TypeError: `optimizer` is a class, None or something else that is neither an optimizer nor the name of one.

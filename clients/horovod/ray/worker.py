@@ -42,7 +42,7 @@ class Trained:
 
 
 class BaseHorovodWorker:
-    """Runs as an actor; it may also be made anywhere else, where it only sets rank and size of its process.
+    """Runs as an actor. Made outside an actor, it only sets rank and size of its process.
 
     executable: the object of the class that was given to RayExecutor.start().
     """
@@ -120,7 +120,7 @@ class BaseHorovodWorker:
         executable_args: Sequence[Any] | None = None,
         executable_kwargs: Mapping[str, Any] | None = None,
     ) -> Trained:
-        """All of the life of a rank of an elastic job: makes the executable, calls func(executable), leaves the world.
+        """Runs a rank of an elastic job from start to end: makes the executable, calls func(executable), shuts down.
 
         SystemExit is how hvd.init() and hvd.elastic.run end a process that is not needed any more; it ends this call.
         """

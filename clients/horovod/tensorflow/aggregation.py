@@ -60,7 +60,7 @@ class LocalGradientAggregation:
         return known is not None and (not tf.executing_eagerly() or known.is_made())
 
     def take(self, variables: Sequence[Any], without: Collection[int] = ()) -> list[Any]:
-        """The sums of the gradients of `variables`, None where there is none; begins anew.
+        """Returns the sums of the gradients of `variables` (None for a variable without one) and resets them.
 
         The last pass need not have made a gradient of a variable of which an earlier one did. without: identities of
         variables that have none for certain.

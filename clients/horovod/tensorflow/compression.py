@@ -26,7 +26,7 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What is reduced in place of `tensor`, of one shape and dtype on all ranks, and what `decompress` needs."""
+        """The tensor to reduce instead, of one shape and dtype on all ranks, and the context for `decompress`."""
         raise NotImplementedError
 
     @staticmethod

@@ -35,19 +35,19 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
-    is undone. Then this process leaves the world and calls hvd.init() again with the arguments it had; once the
-    next world stands, the state is made equal again and `func` called again. That of an elastic job (HOROVOD_MIN_SIZE)
-    has those that are left and those that have come, that of any other as many processes as before. SIGTERM in a
-    process of an elastic job means that it leaves at the next commit, as horovod.torch.elastic.run says.
+    is undone. Then this process shuts Horovod down and calls hvd.init() again with the same arguments; once the
+    next world stands, the state is made equal again and `func` called again. In an elastic job (HOROVOD_MIN_SIZE) the
+    next world has the remaining and the new processes; in any other job it has as many processes as before. A process
+    of an elastic job that gets SIGTERM leaves at the next commit, as for horovod.torch.elastic.run.
 
-    Functions that were traced stay, and ask for the numbers of the world when they run. Between hvd.init() and `func` a
-    script must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them,
-    and make functions that use them anew, in a callback of `state.register_reset_callbacks`.
+    Traced functions remain valid: they read the numbers of the world when they run. Between hvd.init() and `func` a
+    script must run no collective. Process sets that were added after hvd.init() are gone in the next world; add them
+    again, and trace functions that use them again, in a callback of `state.register_reset_callbacks`.
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
-        Exception: what `func` raises, but for HorovodInternalError, HostsUpdatedInterrupt and the errors in which
-            TensorFlow reports a lost rank.
+        Exception: any other exception of `func` than HorovodInternalError, HostsUpdatedInterrupt and the errors in
+            which TensorFlow reports a lost rank.
     """
     return run_fn(func, join_again, lost_ranks)
 
@@ -71,8 +71,8 @@ class TensorFlowState(VariablesState):
     """The state of a training: variables and plain values given by name.
 
     Args:
-        variables: tf.Variables, the same on all ranks but for their values. In a v1 graph all global ones, if None is
-            given.
+        variables: tf.Variables, the same on all ranks except for their values. None in a v1 graph: all global
+            variables.
         session: of a v1 graph, or the default one.
         kwargs: plain values, the same names on all ranks. tf.Variables, tf.Modules, models and so on among them, also
             in lists, dicts and objects, are kept as the variables are, but not in a v1 graph.

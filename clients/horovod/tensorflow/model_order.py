@@ -103,10 +103,10 @@ def _compared(moved: Sequence[int], process_set_id: int) -> list[Any]:
     most = reduce(own, called, Max, 1.0, 1.0, process_set_id)
     sentence = coded(
         TrainingCode.DIFFERENT_ORDER,
-        "The ranks reduce for several models in one function, and not in the same order: that in which the models or "
-        "their variables were made is not on all ranks that in which the function uses them. Make the models in the "
-        "same order on all ranks, and use them in the same order (a set has none), or train each in a function of its "
-        "own.",
+        "One function reduces gradients of several models, and the ranks do so in different orders: on some rank, the "
+        "function uses the models in another order than that in which they or their variables were made. Make the "
+        "models in the same order on all ranks, and use them in the same order (a set has none), or train each in a "
+        "separate function.",
     )
     return [tf.debugging.Assert(tf.reduce_all(tf.equal(most, own)), [sentence])]
 

@@ -113,8 +113,8 @@ def check_reduced(gradients: Sequence[Any], variables: Sequence[Any], reduction:
         raise ValueError(
             coded(
                 TrainingCode.NOT_REDUCED,
-                f"The gradient of {_name(lacking[0])}{_others(len(lacking))} was to be applied as it is, and no call "
-                f"of Horovod has reduced it: each rank would take a step of its own. {advice}",
+                f"The gradient of {_name(lacking[0])}{_others(len(lacking))} was to be applied as it is, but no call "
+                f"of Horovod has reduced it: each rank would take a different step. {advice}",
             )
         )
 

@@ -47,29 +47,29 @@ def DistributedOptimizer(  # noqa: N802
 
         >>> optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size()))
 
-    `optimizer.register_local_var(variable)` says that the gradient of a variable stays that of its rank.
+    `optimizer.register_local_var(variable)` excludes a variable: each rank applies its own gradient of it.
 
     Args:
-        optimizer: of Keras, which becomes the distributed one, with its state; or of tf.compat.v1.train.
-        name, use_locking: of an optimizer of tf.compat.v1.train.
-        device_dense, device_sparse: of the operations for dense gradients and tf.IndexedSlices.
-        compression: how gradients travel, for example Compression.fp16.
+        optimizer: an optimizer of Keras, which becomes distributed and keeps its state; or one of tf.compat.v1.train.
+        name, use_locking: arguments of an optimizer of tf.compat.v1.train.
+        device_dense, device_sparse: devices of the operations for dense gradients and tf.IndexedSlices.
+        compression: how gradients are sent, for example Compression.fp16.
         sparse_as_dense: make tf.IndexedSlices, as embeddings have, dense before they are reduced.
-        backward_passes_per_step: sum up the gradients of so many passes before they are reduced and applied. In other
-            passes only the step is counted.
-        op: hvd.Average or hvd.Sum; with tf.compat.v1.train also hvd.Adasum: each rank takes a step of its own, and the
+        backward_passes_per_step: sum the gradients of this many passes before they are reduced and applied. The other
+            passes only count the step.
+        op: hvd.Average or hvd.Sum; with tf.compat.v1.train also hvd.Adasum: each rank takes its own step, and the
             changes of the variables are combined.
         gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
         average_aggregated_gradients: divide the sum of several passes by their number.
         num_groups: deprecated, use groups.
         groups: reduce gradients together: a number of groups of equal length, or lists of variables.
-        process_set: the ranks that take part. On other ranks gradients are what they were.
-        scale_local_gradients: divide gradients of variables that stay by the number of ranks.
+        process_set: the ranks that take part. On other ranks gradients stay unchanged.
+        scale_local_gradients: divide gradients of excluded variables by the number of ranks.
 
     Raises:
-        ValueError, NotImplementedError: arguments that contradict each other or the optimizer, an optimizer of no kind
-            that is known.
-        tf.errors.OpError: what hvd.allreduce raises, when gradients are applied.
+        ValueError, NotImplementedError: arguments that contradict each other or the optimizer, or an optimizer of an
+            unknown kind.
+        tf.errors.OpError: the errors of hvd.allreduce, when gradients are applied.
     """
     reduction = Reduction(
         compression=compression,

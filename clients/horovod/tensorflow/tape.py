@@ -92,20 +92,20 @@ def DistributedGradientTape(  # noqa: N802
 
     Args:
         gradtape: a tf.GradientTape, before or after it has recorded.
-        device_dense, device_sparse: of the operations for dense gradients and tf.IndexedSlices.
-        compression: how gradients travel, for example Compression.fp16.
+        device_dense, device_sparse: devices of the operations for dense gradients and tf.IndexedSlices.
+        compression: how gradients are sent, for example Compression.fp16.
         sparse_as_dense: make tf.IndexedSlices dense before they are reduced.
         op: hvd.Average, hvd.Sum or hvd.Adasum.
         gradient_predivide_factor: with Average, divides by this before and by size / this after the sum.
         num_groups: deprecated, use groups.
         groups: reduce gradients together: a number of groups of equal length, or lists of variables.
-        process_set: the ranks that take part. On other ranks gradients are what they were.
+        process_set: the ranks that take part. On other ranks gradients stay unchanged.
         scale_local_gradients: divide gradients of sources given to `register_local_source` by the number of ranks.
 
     Raises:
-        TypeError: `gradtape` is a model, a class or something else that is no tape.
+        TypeError: `gradtape` is not a tape, but a model, a class or another object.
         ValueError, NotImplementedError: arguments that contradict each other.
-        tf.errors.OpError: what hvd.allreduce raises, by `gradient`.
+        tf.errors.OpError: the errors of hvd.allreduce, by `gradient`.
     """
     if isinstance(gradtape, _DistributedTape):
         warnings.warn(

@@ -42,12 +42,12 @@ def _make_subgraph(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def vars_to_refs(vars: Any) -> Any:  # noqa: A002
-    """What can be a key of a dict in place of a variable, or a tuple of such for a list: TensorFlow's references."""
+    """TensorFlow's reference to a variable, which can be a key of a dict; for a list, a tuple of references."""
     return tuple(vars_to_refs(one) for one in vars) if isinstance(vars, (list, tuple)) else _Ref.of(vars)
 
 
 def refs_to_vars(refs: Any) -> Any:
-    """The variables of what `vars_to_refs` returned, in a list for a tuple."""
+    """The variables of the references that `vars_to_refs` returned, in a list for a tuple."""
     return [refs_to_vars(one) for one in refs] if isinstance(refs, (list, tuple)) else refs.deref()
 
 

@@ -36,10 +36,10 @@ class Compressor:
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The tensor that is reduced in place of `tensor`, and whatever `decompress` needs to know about `tensor`.
+        """The tensor that is reduced in place of `tensor`, and anything `decompress` needs to know about `tensor`.
 
-        `tensor` is dense and contiguous and must stay as it is; what is returned must be contiguous, of one shape and
-        dtype on all ranks, and may be `tensor` itself. No gradient is recorded for DistributedOptimizer.
+        `tensor` is dense and contiguous and must stay as it is. The returned tensor must be contiguous, of one shape
+        and dtype on all ranks, and may be `tensor` itself. No gradient is recorded for DistributedOptimizer.
         """
         raise NotImplementedError
 
@@ -67,15 +67,15 @@ class GradientCompressor:
     """
 
     def reduce(self, name: str, gradient: torch.Tensor) -> Generator[torch.Tensor, None, torch.Tensor]:
-        """Reduces one gradient: yields what travels, returns the gradient of the step.
+        """Reduces one gradient: yields the tensors to send, returns the gradient of the step.
 
         Each tensor that is yielded is reduced in place with the optimizer's op, factors and process set; the generator
-        goes on when it holds the result. What comes before the first yield runs in the backward pass, which goes on
-        while that tensor travels; the rest runs in `step()` or `synchronize()`, where the second tensors of all
-        gradients travel together, then the third ones, and so on. No gradient is recorded.
+        goes on when it holds the result. The code before the first yield runs in the backward pass, which continues
+        while that tensor is reduced; the rest runs in `step()` or `synchronize()`, where the second tensors of all
+        gradients are reduced together, then the third ones, and so on. No gradient is recorded.
 
-        All ranks must yield tensors of the same shapes and dtypes in the same order. Nothing may depend on what differs
-        between ranks but the values.
+        All ranks must yield tensors of the same shapes and dtypes in the same order. Only their values may
+        depend on the rank.
 
         Args:
             name: of the parameter. The key under which to remember what belongs to it.

@@ -140,8 +140,8 @@ def broadcast_optimizer_state(
 
     Raises:
         TypeError: `optimizer` is a model, a class or something else that is no optimizer.
-        ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's, in the
-            numbers, shapes or (where they are known) names of their parameters.
+        ValueError: an LBFGS optimizer, a bad root or process set, or parameter groups that differ from root's in the
+            numbers, shapes or (if known) names of their parameters.
         HorovodInternalError: a rank was lost.
     """
     check_is_optimizer(optimizer, "hvd.broadcast_optimizer_state")

@@ -23,7 +23,7 @@ def poll(handle: Any) -> bool:
         tensor([2., 2.])
 
     Raises:
-        ValueError: what is not a handle, or a handle that was synchronized before.
+        ValueError: `handle` is not a handle, or was synchronized before.
     """
     return handles.poll(handle)
 
@@ -31,7 +31,7 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
-    On a GPU the result is there for what is queued on the current stream from now on; this thread does not wait for it.
+    On a GPU, work queued on the current stream from now on sees the result; this thread does not wait for it.
     Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
 
         >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)

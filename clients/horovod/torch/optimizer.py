@@ -239,12 +239,12 @@ def DistributedOptimizer(  # noqa: N802
 ) -> _Optimizer:
     """An optimizer of the same class whose `step` uses gradients reduced over all ranks.
 
-    Each gradient is reduced while the backward pass is still computing others, and when the last one is made the pass
-    waits for the averages: they are in `.grad` when `backward()` returns, and may be clipped, as with
-    DistributedDataParallel. Where parameters have no gradient in a step on some rank, call `synchronize()` before that;
-    else it is an error on all ranks.
-    Gradients of `backward_passes_per_step` passes are summed up locally first. On a rank outside `process_set` it is
-    the optimizer unchanged.
+    Each gradient is reduced while the backward pass still computes others. The pass then waits for the averages: they
+    are in `.grad` when `backward()` returns, and you may clip them, as with DistributedDataParallel. If some rank makes
+    no gradient of some parameter in a step, call `synchronize()` on all ranks before you clip or change gradients;
+    otherwise every rank raises an error.
+    Gradients of `backward_passes_per_step` passes are summed locally first. On a rank outside `process_set` the result
+    is the optimizer unchanged.
 
     Example:
 
@@ -254,11 +254,12 @@ def DistributedOptimizer(  # noqa: N802
     Args:
         optimizer: any optimizer of torch; do not use it any more afterwards.
         named_parameters: `model.named_parameters()`; the names match gradients across ranks and appear in messages.
-            Without them, the names count that the optimizer was given, as in SGD(model.named_parameters()); without
-            these, gradients match by their place in the parameter groups, which must have one order on all ranks.
-        compression: how gradients travel: Compression.fp16, Compression.bf16, a Compressor of your own, or an instance
-            of a GradientCompressor of your own (horovod.torch.compression), which needs op Average or Sum and no
-            groups. Sparse gradients travel as they are, unless sparse_as_dense.
+            Without them, the names that the optimizer was given are used, as in SGD(model.named_parameters());
+            without these, gradients match by their place in the parameter groups, which must have the same order on
+            all ranks.
+        compression: how gradients are sent: Compression.fp16, Compression.bf16, your own Compressor class, or an
+            instance of your own GradientCompressor (horovod.torch.compression), which needs op Average or Sum and no
+            groups. Sparse gradients are not compressed, unless sparse_as_dense.
         backward_passes_per_step: number of backward passes before each step.
         op: hvd.Average, hvd.Sum, or hvd.Adasum: each rank then takes its own step and the changes of the parameters are
             combined (adasum_optimizer.py), in `step` or, with HOROVOD_ADASUM_OVERLAP, beside the backward pass

@@ -53,7 +53,7 @@ def reduced_but_local(
     optimizer: Any = None,
     made: Made | None = None,
 ) -> list[Any]:
-    """Those that a tape has reduced stay as they are."""
+    """The reduced gradients. Gradients that a tape has reduced stay unchanged."""
     if are_reduced(gradients, variables, reduction, local):
         return list(gradients)
     return of_tensorflow.reduced_but_local(gradients, variables, local, reduction, optimizer=optimizer, made=made)
@@ -97,7 +97,7 @@ def reducescatter(value: Any, name: str | None, op: int) -> Any:
 
 
 def sync_batch_norm(keras: Any) -> Any:
-    """The layer of horovod.tensorflow. Raises AttributeError where that is one of the other Keras."""
+    """The layer of horovod.tensorflow. Raises AttributeError if that belongs to the other Keras."""
     # Late: it is a subclass of a layer of tf.keras, which TensorFlow imports when it is first asked for.
     from horovod.tensorflow.sync_batch_norm import SyncBatchNormalization
 

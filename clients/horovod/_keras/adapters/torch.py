@@ -31,7 +31,7 @@ def reduced_but_local(
     optimizer: Any = None,
     made: Made | None = None,
 ) -> list[Any]:
-    """The reduced gradients; None where there is none. Those of the variables in `local` stay this rank's own part."""
+    """The reduced gradients, None for a variable without one. Gradients of variables in `local` are not reduced."""
     if not reduction.communicates():
         return list(gradients)
     results, places = reduction.parted(gradients, variables, local)

@@ -107,7 +107,7 @@ def allgather_object(obj: T, name: str | None = None, process_set: ProcessSet = 
     Raises:
         ValueError: a bad process set, or another rank's object can't be pickled; the message says which and why.
         HorovodInternalError: a rank was lost.
-        Exception: what pickling raises on this rank.
+        Exception: pickling failed on this rank.
     """
     payload, error = _pickled(obj, "allgather_object")
     own = bytearray(_LENGTH.pack(len(payload)) + payload)

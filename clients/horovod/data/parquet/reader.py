@@ -40,22 +40,22 @@ class ParquetReader(BaseDataLoader):
 
     Args:
         path: a file, a folder of files, or a list of files; paths or URLs of fsspec (s3, gs, abfs, hdfs, memory, ...).
-        columns: those to read. None: all.
+        columns: the columns to read. None: all.
         batch_size: rows of a batch. The last one of an iteration may have fewer.
-        rank, size: whose rows to read, of how many ranks.
+        rank, size: read the share of rank `rank` out of `size` ranks.
         shuffle: False: the rows come in the order in which they are stored.
-        shuffle_rows: rows among which a row is shuffled at least, if there are so many; row groups stay whole. It is
-            also what the reader holds in memory, beside up to two row groups for each of its threads.
-        seed: what the order depends on; the same one on all ranks.
+        shuffle_rows: the least number of rows among which a row is shuffled, if there are so many; row groups stay
+            whole. The reader holds these rows in memory, plus up to two row groups for each of its threads.
+        seed: determines the order; give the same seed on all ranks.
         epochs: how often an iteration goes over the rows; None: without end, in full batches. Passes after the
-            first have orders of their own, and a batch may have the last rows of one and the first of the next.
+            first have different orders, and a batch may have the last rows of one pass and the first of the next.
         drop_last: leave out the last batch of an iteration if it is not full.
         transformation_fn: called with each batch, returns the one to use instead: a dict of arrays, too.
         workers: threads that read and decode ahead. 0: the iteration does it by itself.
         cache: keep the decoded rows of this rank in memory, so that they are read once.
         sparse: for each column that holds lists [n, n indices, n values, zeros], the size of the dense rows to make.
         filesystem: an fsspec file system to find `path` on, in place of the one that its URL names.
-        storage_options: what the file system is made with, such as credentials.
+        storage_options: arguments for the file system, such as credentials.
 
     Raises:
         ValueError: a column that is not there or has a type without arrays; in an iteration a null, or lists of unlike
@@ -131,8 +131,8 @@ class ParquetReader(BaseDataLoader):
     def set_epoch(self, epoch: int, batches: int = 0) -> None:
         """The next iteration is this epoch, the one after it the following epoch.
 
-        With `batches` it begins behind so many batches of the epoch, which are not read: those that a training which
-        stopped in the middle of the epoch has had.
+        With `batches` the iteration skips that many batches of the epoch without reading them: the batches that the
+        training used before it stopped in the middle of the epoch.
         """
         _check_number("epoch", epoch, 0)
         _check_number("batches", batches, 0)

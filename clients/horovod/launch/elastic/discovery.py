@@ -152,7 +152,7 @@ class HostDiscoveryScript(HostDiscovery):
 
 
 class FixedHosts(HostDiscovery):
-    """A list of hosts that changes when the caller says so."""
+    """A list of hosts that changes when the caller calls `set`."""
 
     def __init__(self, available_hosts: Mapping[str, int]) -> None:
         self._hosts = dict(available_hosts)

@@ -44,7 +44,7 @@ class HostManager:
     """Follows a discovery: which hosts may be used, in a stable order. Used by one thread at a time.
 
     Args:
-        discovery: where hosts come from.
+        discovery: finds the hosts.
         cooldown_range: the least and the most seconds for which `blacklist` sets a host aside; None: for good.
     """
 
@@ -54,7 +54,7 @@ class HostManager:
 
     @property
     def current_hosts(self) -> DiscoveredHosts:
-        """Those of the last update, without those that are set aside. The value does not change any more."""
+        """The hosts of the last update, except hosts that are set aside. The value does not change any more."""
         usable = dict(self._hosts.usable)
         return DiscoveredHosts(usable, tuple(usable))
 

@@ -205,7 +205,7 @@ def sparse_sizes(metadata: dict[str, dict[str, Any]], columns: Sequence[str]) ->
 
 
 class DataModule:
-    """Subclasses may return batches of their own."""
+    """Makes the batches of an estimator. Subclasses may return different batches."""
 
     def batches(self, source: Source, rank: int, size: int) -> Batches:
         """The batches with which rank `rank` of `size` trains or validates."""

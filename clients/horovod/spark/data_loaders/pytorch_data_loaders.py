@@ -42,10 +42,10 @@ class PytorchDataLoader(BaseDataLoader):
     """An iteration is one of the reader. Text stays a list.
 
     Args:
-        reader: where rows come from.
-        batch_size: rows of a batch, whatever those of the reader have. The last batch may have fewer.
-        shuffling_queue_capacity: rows among which a row is shuffled, in addition to what the reader does. 0: none.
-        name: what `verbose` calls this loader.
+        reader: gives the rows.
+        batch_size: rows of a batch, independent of the reader's batches. The last batch may have fewer.
+        shuffling_queue_capacity: rows among which a row is shuffled, in addition to the reader's shuffling. 0: none.
+        name: the name of this loader in the lines of `verbose`.
         limit_step_per_epoch: how many batches an iteration has at most. -1: as many as there are.
         verbose: say at the end of each iteration how many batches it had.
 
@@ -120,10 +120,10 @@ class PytorchDataLoader(BaseDataLoader):
 
 
 class PytorchInfiniteDataLoader(PytorchDataLoader):
-    """An iteration has `limit_step_per_epoch` batches, and goes on where the one before has ended.
+    """An iteration has `limit_step_per_epoch` batches, and continues after the last batch of the iteration before.
 
-    The arguments are those of PytorchDataLoader. A reader that has an end is begun anew there; one that has none,
-    ParquetReader(..., epochs=None), gives full batches throughout.
+    The arguments are the same as for PytorchDataLoader. When a reader ends, it starts again from the beginning. A
+    reader without end, ParquetReader(..., epochs=None), gives only full batches.
 
     Raises:
         ValueError: no limit; in an iteration, a reader without rows.
@@ -158,7 +158,8 @@ class PytorchInmemDataLoader(PytorchDataLoader):
 
     Args:
         num_epochs: for programs that give it. There may be any number of iterations.
-        shuffle: each iteration has an order of its own; the others follow PytorchDataLoader. The reader has an end.
+        shuffle: each iteration has a different order. The other arguments are as for PytorchDataLoader. The
+            reader must have an end.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ __all__ = ["get_available_devices"]
 
 
 def get_available_devices() -> list[str]:
-    """The addresses of the GPUs that Spark has given to this task, as Spark names them; [] where it gave none.
+    """The addresses of the GPUs that Spark has given to this task, as Spark names them; [] if it gave none.
 
         >>> torch.cuda.set_device(int(get_available_devices()[0]))
 

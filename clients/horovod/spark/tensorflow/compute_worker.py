@@ -35,11 +35,12 @@ def main(
     """Runs the service with one worker in each of `num_proc` tasks, by default as many as Spark runs at a time.
 
     Args:
-        dispatchers: how many there are, a divisor of the number of workers.
+        dispatchers: the number of dispatchers, a divisor of the number of workers.
         dispatcher_side: "compute" or "training".
         configfile: a file that this call makes, and removes when the service has ended.
         timeout: seconds to wait for dispatchers and workers.
-        insecure: whoever can connect to a dispatcher or worker can run code there as its user.
+        insecure: work without a key. Anybody who can connect to a dispatcher or worker can then run code there as its
+            user.
 
     Raises:
         ValueError: the workers can't be shared out evenly to the dispatchers.

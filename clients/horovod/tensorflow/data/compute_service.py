@@ -40,9 +40,10 @@ __all__ = ["TfDataServiceConfig", "compute_worker_fn", "send_to_data_service", "
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """What both jobs know of the service. Raises ValueError for a side that is neither "compute" nor "training".
+    """The facts about the service that both jobs share. Raises ValueError if dispatcher_side is neither "compute" nor
+    "training".
 
-    insecure: whoever can connect to a dispatcher or worker, from this host or another, can run code there as its user.
+    insecure: work without a key. Anybody who can connect to a dispatcher or worker can then run code there as its user.
     """
 
     dispatchers: int
@@ -63,7 +64,7 @@ class TfDataServiceConfig:
             )
 
     def compute_client(self, verbose: int = 1) -> Client:
-        """Who asks the service; its `shutdown` ends all workers."""
+        """A client of the service; its `shutdown` ends all workers."""
         return Client(self.addresses, self.key, self.timeout, verbose)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def from_dict(config: dict[str, Any]) -> TfDataServiceConfig:
-        """What `to_dict` returned."""
+        """The configuration from the values that `to_dict` returned."""
         addresses = [(str(host), int(port)) for host, port in config["addresses"]]
         return TfDataServiceConfig(**(config | {"key": base64.b64decode(config["key"]), "addresses": addresses}))
 
@@ -87,7 +88,7 @@ class TfDataServiceConfig:
 
     @staticmethod
     def read(filename: str, wait_for_file_creation: bool = False) -> TfDataServiceConfig:
-        """What `write` has written; waits, without end, until the file exists when asked to."""
+        """The configuration in the file. With wait_for_file_creation, waits without limit until the file exists."""
         if wait_for_file_creation:
             wait_for_file(Path(filename))
         return TfDataServiceConfig.from_dict(json.loads(Path(filename).read_text()))
@@ -101,7 +102,7 @@ def tf_data_service(compute_config: TfDataServiceConfig, rank: int) -> Iterator[
         ...     dataset = dataset.apply(tf.data.experimental.service.distribute("distributed_epoch", address))
         ...     model.fit(dataset)
 
-    Dispatchers on the training side run in the first ranks, until the context ends. Workers run until somebody calls
+    Dispatchers on the training side run in the first ranks until the context ends. Workers run until a program calls
     `compute_config.compute_client().shutdown()`.
 
     Raises TimeoutError: dispatcher or workers did not come in time; ConnectionError: the service is gone.
@@ -133,9 +134,9 @@ def send_to_data_service(
         compute_config: of a service whose dispatchers are on its own side.
         rank, size: of this training process, and how many there are; size is needed for round_robin.
         processing_mode: "distributed_epoch": workers share out one pass over the data; "parallel_epochs": each makes
-            one of its own; or what tf.data.experimental.service.distribute takes.
-        reuse_dataset: ranks of one dispatcher share what comes, so that each element goes to one of them.
-        round_robin: and in turns, so that they get elements at the same pace.
+            a separate pass; or another value of tf.data.experimental.service.distribute.
+        reuse_dataset: ranks of one dispatcher share the elements, so that each element goes to one of them.
+        round_robin: ranks of one dispatcher share the elements in turns, at the same pace.
 
     Raises:
         ValueError: the dispatchers are in the training processes (use `tf_data_service`), or round_robin without size.

@@ -22,7 +22,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends rows of `tensor` to every rank and returns those that came here, in rank order. Differentiable.
+    """Sends rows of `tensor` to every rank and returns the rows received, in rank order. Differentiable.
 
     Example, on ranks 0 and 1:
 

@@ -11,7 +11,7 @@ from horovod.tensorflow.library import raised_as_tensorflow_does
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Blocks until every rank of `process_set` has called it. Eager only: a graph has an order of its own. Example:
+    """Blocks until every rank of `process_set` has called it. Only eagerly: a graph sets its own order. Example:
 
     >>> hvd.barrier()
     """

@@ -19,7 +19,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     >>> int(hvd.size_op())
     2
 
-    Raises tf.errors.FailedPreconditionError before hvd.init(), InvalidArgumentError where there is no such set.
+    Raises tf.errors.FailedPreconditionError before hvd.init(), InvalidArgumentError if there is no such set.
     """
     if xla.compiling():
         return tf.constant(set_size(process_set_of(process_set_id)), name=name)

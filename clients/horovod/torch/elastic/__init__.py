@@ -30,16 +30,16 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails (HorovodInternalError: a
     rank was lost), the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from
-    `state.commit()`), nothing is undone. Then this process leaves the world and calls hvd.init() again with the
-    arguments it had; once the next world stands, the state is made equal again and `func` called again.
+    `state.commit()`), nothing is undone. Then this process shuts Horovod down and calls hvd.init() again with
+    the same arguments; once the next world stands, the state is made equal again and `func` called again.
 
-    The next world of an elastic job (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE) has those that are left and those that have
-    come; where they are too few, they wait for others for HOROVOD_ELASTIC_TIMEOUT seconds. That of any other job has as
-    many processes as before: who starts one in place of a lost one gives it the same HOROVOD_RANK, and the others wait
-    for it for HOROVOD_START_TIMEOUT seconds.
+    The next world of an elastic job (HOROVOD_MIN_SIZE, HOROVOD_MAX_SIZE) has the remaining and the new
+    processes. If they are too few, they wait for others for HOROVOD_ELASTIC_TIMEOUT seconds. In any other job the next
+    world has as many processes as before: start a process with the HOROVOD_RANK of the lost one; the others wait for it
+    for HOROVOD_START_TIMEOUT seconds.
 
-    SIGTERM to a process of an elastic job that has no handler of its own and calls this in its main thread means that
-    it leaves at the next commit, without a failed step of the others: this function raises SystemExit(143).
+    A process of an elastic job that gets SIGTERM leaves at the next commit, and no step of the others fails: this
+    function raises SystemExit(143). That holds if it runs in the main thread and the program has no SIGTERM handler.
     A second SIGTERM ends the process at once. See also `hvd.elastic.leave_at_next_commit`.
 
     Between hvd.init() and `func` a script must run no collective, because a process that joins later would have nobody
@@ -61,6 +61,6 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         ValueError: before hvd.init(), or the next world did not stand in time ("Horovod initialization failed. ...").
-        Exception: what `func` raises, but for HorovodInternalError and HostsUpdatedInterrupt.
+        Exception: any other exception of `func` than HorovodInternalError and HostsUpdatedInterrupt.
     """
     return run_fn(func, join_again)

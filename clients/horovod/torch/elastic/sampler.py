@@ -32,15 +32,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     Args:
         dataset: anything with a length.
-        shuffle: whether each epoch has an order of its own, the same on all ranks.
-        seed: of that order.
+        shuffle: whether each epoch has a different order, the same on all ranks.
+        seed: the seed of that order.
 
     Attributes:
         epoch: the number that `set_epoch` was given last.
         processed_num: samples, of all ranks together, that were recorded since then; only `set_epoch` sets it to 0.
         num_replicas, rank: of the world, as of the last `reset`.
-        remaining_indices: what of the epoch is left for all ranks, in order.
-        num_samples, total_size: what is left for this rank, and for all of them with the repeated ones.
+        remaining_indices: the samples of the epoch that are left for all ranks, in order.
+        num_samples, total_size: the number of samples left for this rank, and for all ranks with repeated samples.
         processed_indices: always empty; scripts for old versions of Horovod read it.
 
     Raises ValueError before hvd.init().
@@ -62,8 +62,8 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
     def set_epoch(self, epoch: int) -> None:
         """Begins epoch number `epoch`, with nothing of it done. Call it at the end of the epoch before.
 
-        At the beginning of the loop over the epochs it would forget, after a failure, what was done of this one; a
-        warning says so. Without any call, each epoch has the order of the first one, which a warning says as well.
+        Don't call it at the start of an epoch: after a failure it would discard which samples of the epoch are done,
+        and you get a warning. Without any call, each epoch has the order of the first, also with a warning.
         """
         if self._is_resumed and epoch == self.epoch and 0 < self._done < len(self.dataset):
             log.warning(

@@ -94,7 +94,7 @@ class OptimizerStateHandler(StateHandler):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What says itself what of it is to be saved, such as learning-rate schedulers and GradScaler."""
+    """An object that saves and loads its own state, such as a learning-rate scheduler or a GradScaler."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
@@ -217,12 +217,12 @@ class TorchState(ObjectState):
         >>> state.epoch
         7
 
-    `sync` makes all ranks equal to rank 0, or, in a training that some of them were in already, to the one of these
-    that has committed most often: a replaced rank 0 does not throw away what was learnt. Afterwards everything counts
-    as saved.
+    `sync` makes all ranks equal to rank 0. If some ranks have already trained, it uses the rank among them that has
+    committed most often, so that a replaced rank 0 does not discard the training. Afterwards everything counts as
+    saved.
 
     Args:
-        model: a torch.nn.Module, the same on all ranks but for its values.
+        model: a torch.nn.Module, the same on all ranks except for its values.
         optimizer: of its parameters, distributed or not.
         kwargs: more of these and plain values, the same names on all ranks.
 

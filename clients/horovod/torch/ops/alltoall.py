@@ -32,7 +32,7 @@ def alltoall(
 
     Returns:
         The rows that this rank got, sum(received_splits) of them; with `splits` also received_splits, int32, on the
-        device of `splits` if that is a tensor. What `allgather` says of results on a GPU holds here as well.
+        device of `splits` if that is a tensor. On a GPU the same holds for results as in `allgather`.
     """
     if needs_gradient(tensor):
         output, received = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]

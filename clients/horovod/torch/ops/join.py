@@ -6,12 +6,12 @@ from horovod.common.ops import collectives
 
 
 def join(device: int = -1) -> int:
-    """Says that this rank has no more data, and blocks until all ranks of the world have said so.
+    """Declares that this rank has no more data, and blocks until all ranks of the world have called it.
 
     Meanwhile it contributes zeros to every allreduce of the others in the global process set, so that they can train
-    on; Average still divides by the number of all ranks. What this rank has started itself completes first. Any other
-    operation in the global process set fails with "<Operation> is not supported with Join at this time." on the ranks
-    that call it; so sparse gradients need DistributedOptimizer(sparse_as_dense=True).
+    on; Average still divides by the number of all ranks. Operations that this rank has started complete first. Any
+    other operation in the global process set fails with "<Operation> is not supported with Join at this time." on the
+    ranks that call it; so sparse gradients need DistributedOptimizer(sparse_as_dense=True).
 
     Returns:
         The rank that joined last. It has seen the most steps: a good root for broadcasting the final state.

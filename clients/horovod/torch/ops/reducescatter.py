@@ -37,7 +37,7 @@ def reducescatter(
         >>> hvd.reducescatter(torch.arange(4.0), op=hvd.Sum)
         tensor([0., 2.])  # on rank 0; tensor([4., 6.]) on rank 1
 
-    What `allgather` says of results on a GPU holds here as well.
+    On a GPU the same holds for results as in `allgather`.
     """
     arguments = (op, name, prescale_factor, postscale_factor, process_set)
     if compression is Compression.none:

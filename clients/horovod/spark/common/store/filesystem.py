@@ -35,7 +35,7 @@ class AbstractFilesystemStore(Store):
     """The paths of a store below one prefix. Subclasses say what a path looks like and which file system it is on.
 
     Args:
-        prefix_path: the folder that holds all that is not given a place of its own.
+        prefix_path: the folder for all files that no other argument places elsewhere.
         train_path, val_path, test_path: where data is; None: intermediate_train_data and so on below the prefix.
         runs_path: where runs are; None: `runs` below the prefix.
         save_runs: False: no checkpoints and logs are kept.
@@ -192,9 +192,9 @@ class AbstractFilesystemStore(Store):
     def check_writable(self, writes_data: bool) -> None:
         """Writes a file where a training is going to write, and removes it. Folders are made.
 
-        Object stores are asked about runs alone: Spark may write data there with credentials of its own.
+        On object stores only the folder of runs is checked: Spark may write data there with other credentials.
 
-        writes_data: whether data sets are written too, and not runs alone.
+        writes_data: whether data sets are written in addition to runs.
 
         Raises:
             OSError: the file can't be written. It names the folder and the reason.
