@@ -252,19 +252,20 @@ def test_no_descriptor_stays_open(guardian: Guardian) -> None:
     assert eventually(lambda: descriptors() <= before)
 
 
-# Takes its time after SIGTERM, with a child that must not hear of it: a worker that loads data, for example.
-TAKES_ITS_TIME = """
-import signal, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"])
+# Takes its time after SIGTERM, with a child that must not hear of it: a worker that loads data, for example. Both write
+# to one pipe, each its line in one piece. signal.pause() would miss a signal that comes just before it.
+TAKES_ITS_TIME = r"""
+import os, signal, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", r"import os, signal; os.write(1, b'up\n'); signal.pause()"])
 def asked(signum, frame):
     print("asked", child.poll(), flush=True)
     if LEAVES:
         child.kill()
         sys.exit(143)
 signal.signal(signal.SIGTERM, asked)
-print("up", flush=True)
+os.write(1, b"up\n")
 while True:
-    signal.pause()
+    time.sleep(0.05)
 """
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 import pytest
 import tiers
 from error_codes import ends_with
+from resources import eventually
 
 from horovod.base.errors import WorldCode
 from horovod.worker.runtime import mesh
@@ -86,7 +87,7 @@ def ranks() -> Iterator[Callable[..., Ranks]]:
         world.close()
     # Whatever happened, nothing but the connections that were handed out may be left, and the test closes those.
     gc.collect()
-    assert set(os.listdir("/proc/self/fd")) <= before
+    assert eventually(lambda: set(os.listdir("/proc/self/fd")) <= before)
 
 
 def check_and_close(all_peers: list[Peers], connections: int = 1) -> None:

@@ -85,7 +85,9 @@ def test_hosts_with_two_ranks_each(cluster: Cluster, executor: Make, caplog: pyt
     assert all(gpu in own and len(own) == 2 for gpu, own in chosen)
     of_nodes = [sorted(first[1] + second[1]) for first, second in zip(chosen[::2], chosen[1::2], strict=True)]
     assert of_nodes == [["0", "1", "2", "3"]] * 3
-    assert not [name for name in {*os.listdir(tempfile.gettempdir())} - before if name.startswith("horovod-ray-")]
+    made = {*os.listdir(tempfile.gettempdir())} - before
+    # A test of Ray Tune that runs beside this one has folders there.
+    assert not [name for name in made if name.startswith("horovod-ray-") and not name.startswith("horovod-ray-tune-")]
     assert not caplog.records
 
 
