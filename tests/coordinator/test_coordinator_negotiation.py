@@ -9,10 +9,10 @@ from error_codes import ends_with
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod.base.errors import OperationCode, code_of
+from horovod.base.errors import OperationCode
 from horovod.coordinator.core.agreement import negotiation as module
 from horovod.coordinator.core.agreement.budget import Answers, TooMuchError
-from horovod.coordinator.core.agreement.negotiation import Negotiation
+from horovod.coordinator.core.agreement.negotiation import MAX_REMOVED, Negotiation
 from horovod.coordinator.core.agreement.takeover import ContradictionError
 from horovod.protos.v1 import negotiation_pb2
 from horovod.protos.v1 import types_pb2 as pb
@@ -416,8 +416,24 @@ def test_a_removed_set_is_gone_whatever_the_order_of_the_ranks() -> None:
     tell(ranks, 1, change(1, 0, 1, removed=True), change(2, 1, 2))
     tell(ranks, 2, change(1, 0, 1, removed=True), change(2, 1, 2))
     assert sorted(ranks.negotiation._sets) == [0, 2]
-    ranks.say(0, op(process_set=1))
-    assert code_of(ranks.errors[0]["allreduce.x"]) is OperationCode.NO_SUCH_SET
+    ranks.say(1, op(process_set=1))
+    assert re.search(ends_with(OperationCode.NO_SUCH_SET, "Rank 0", "0 and 1"), ranks.errors[1]["allreduce.x"])
+
+
+def test_a_rank_that_adds_a_set_after_another_has_removed_it_is_told_who_did() -> None:
+    ranks = Ranks(2)
+    tell(ranks, 0, change(1, 0, 1), change(1, 0, 1, removed=True))
+    tell(ranks, 1, change(1, 0, 1), announce=[op(process_set=1)])
+    assert re.search(ends_with(OperationCode.NO_SUCH_SET, "Rank 0", "0 and 1"), ranks.errors[1]["allreduce.x"])
+
+
+def test_of_few_removed_sets_it_is_known_who_removed_them() -> None:
+    ranks = Ranks(2)
+    for number in range(1, MAX_REMOVED + 2):
+        tell(ranks, 0, change(number, 0, 1), change(number, 0, 1, removed=True))
+    assert len(ranks.negotiation._removed) == MAX_REMOVED
+    ranks.say(1, op(process_set=1))
+    assert re.search(ends_with(OperationCode.NO_SUCH_SET, "set 1"), ranks.errors[1]["allreduce.x"])
 
 
 def test_who_waits_in_a_set_when_it_is_removed_is_told() -> None:

@@ -265,7 +265,10 @@ def gathers_with_a_rank_that_has_joined(ranks: Ranks) -> None:
         ),
         (
             waits_in_a_set_that_is_removed,
-            "The process set of ranks 0 and 1 was removed while allreduce.x waited in it. [no-such-process-set]",
+            (
+                "Rank 1 has removed the process set of ranks 0 and 1, so allreduce.x can't complete in it. "
+                "[no-such-process-set]"
+            ),
         ),
         (
             gathers_with_a_rank_that_has_joined,

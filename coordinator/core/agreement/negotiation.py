@@ -14,7 +14,8 @@ after.
 * Ranks that have joined (join.py) count as having announced every allreduce of the global set; they are told what it
   is. Anything else fails there until the round is over.
 * Ranks agree on process sets among themselves and each of them says so here, idempotently. A set exists from the first
-  rank that added it to the first that removed it; a rank that is late with both finds it gone again in the end.
+  rank that added it to the first that removed it. Of the latest that were removed it is known who did it: operations of
+  them fail with that, also if a rank adds the set or starts the operation later.
 * A coordinator that takes a running world over learns from the ranks what its predecessor knew (takeover.py).
 
 Pure: `steps` maps a rank's message and the time to messages for ranks. Equal answers for many ranks are one object.
@@ -43,6 +44,7 @@ from .takeover import ContradictionError, Takeover, read
 
 MAX_PENDING = 1 << 16  # operations of one world that wait for a rank or for an id
 MAX_PROCESS_SETS = 1 << 12  # process sets that one world may have at a time
+MAX_REMOVED = 1 << 8  # removed process sets of which it is known who removed them
 MAX_NAME_SHOWN = 200  # characters
 STEP = 256  # operations of one message that are taken in at a time: some 5 ms, in which no other member is served
 
@@ -51,6 +53,12 @@ _UNREPEATED = (
     "before its operation runs, which takes about a millisecond, and keep it in memory for a while. Give an operation "
     "that runs in each step one name that repeats, without the number of the step."
 )
+
+
+def _of_removed(who: str, name: str) -> str:
+    """What is wrong with an operation `name` in a set that is gone; who: and the set that it removed."""
+    sentence = coded(OperationCode.NO_SUCH_SET, f"{who}, so {name[:MAX_NAME_SHOWN]} can't complete in it.")
+    return printable(sentence, MAX_SENTENCE)
 
 
 class Negotiation:
@@ -77,6 +85,7 @@ class Negotiation:
         self._id_capacity = id_capacity
         self._usual_ids = usual_ids
         self._sets: dict[int, ProcessSet] = {}
+        self._removed: dict[int, str] = {}  # number -> who removed it; the oldest entry goes first
         self._gone: set[int] = set()
         self._joining = Joining(size)
         self._serial = 0  # the number of the latest decisions
@@ -101,17 +110,16 @@ class Negotiation:
             whole=self._takeover is None,
         )
 
-    def remove_process_set(self, number: int, batch: Batch) -> None:
-        """Forgets a set; members that still wait for an operation of it are told."""
-        process_set = self._sets.pop(number, None)
-        if process_set is None:
-            return
+    def _remove_process_set(self, rank: int, process_set: ProcessSet, batch: Batch) -> None:
+        """Forgets a set that `rank` has removed; members that still wait for an operation of it are told."""
+        number = process_set.number
+        del self._sets[number]
+        who = f"Rank {rank} has removed the process set of {ranks_in_words(process_set.ranks)}"
+        if len(self._removed) >= MAX_REMOVED:
+            del self._removed[next(iter(self._removed))]
+        self._removed[number] = who
         for name, ranks in process_set.waiting().items():
-            where = f"The process set of {ranks_in_words(process_set.ranks)}"
-            sentence = f"{where} was removed while {printable(name)} waited in it."
-            batch.to(ranks).errors.add(
-                process_set=number, name=name, sentence=coded(OperationCode.NO_SUCH_SET, sentence)
-            )
+            batch.to(ranks).errors.add(process_set=number, name=name, sentence=_of_removed(who, name))
         process_set.clear(self.budget)
         self._failures.forget_set(number)
 
@@ -310,8 +318,9 @@ class Negotiation:
                 f"it has {ranks_in_words(known.ranks)}; all ranks must register the same sets in the same order."
             )
         if change.removed:
-            self.remove_process_set(number, batch)
-        elif known is None:
+            if known is not None:
+                self._remove_process_set(rank, known, batch)
+        elif known is None and number not in self._removed:  # numbers never come back
             if len(self._sets) > MAX_PROCESS_SETS:
                 raise TooMuchError(f"World {self.epoch} has more than {MAX_PROCESS_SETS} process sets.")
             self.add_process_set(number, ranks, rank)
@@ -329,7 +338,9 @@ class Negotiation:
     def _usable(self, rank: int, op: types_pb2.Operation, batch: Batch) -> ProcessSet | None:
         """The process set of `op`, or None after telling the rank what is wrong with it."""
         process_set = self._sets.get(op.process_set)
-        if process_set is None:
+        if process_set is None and op.process_set in self._removed:
+            sentence = _of_removed(self._removed[op.process_set], op.name)
+        elif process_set is None:
             sentence = coded(
                 OperationCode.NO_SUCH_SET,
                 f"Process set {op.process_set} of {op.name[:200]} is not registered in world {self.epoch}.",

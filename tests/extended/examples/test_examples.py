@@ -46,6 +46,8 @@ def play(module: str, ranks: int, *examples: str) -> list[str]:
 
 def test_pytorch_with_two_ranks() -> None:
     expected = {
+        "torch_distributed_digits.py": "test accuracy: NUMBER with NUMBER processes",
+        "torch_distributed_digits.py --sharded": "test accuracy: NUMBER with NUMBER processes",
         "torch_language_model.py --steps 100": "test perplexity: NUMBER before, NUMBER after training on NUMBER bytes",
         "torch_accumulation_amp.py": "test accuracy: NUMBER after NUMBER steps, NUMBER of them with a clipped gradient",
         "torch_sparse_embeddings.py --steps 300": FOUND,
@@ -62,7 +64,9 @@ def test_pytorch_with_two_ranks() -> None:
         del expected["torch_image_folder.py"]
     said = play("horovod.torch", 2, *expected)
     found_by = dict(zip(expected, map(numbers, expected.values(), said), strict=True))
-    language, accumulation, sparse, dense, sets, uneven, powersgd, resnet, *others = found_by.values()
+    language, accumulation, sparse, dense, sets, uneven, replicated, sharded, powersgd, resnet, *others = (
+        found_by.values()
+    )
 
     before, after, size = language
     assert 200 < before < 400
@@ -84,6 +88,10 @@ def test_pytorch_with_two_ranks() -> None:
     accuracy, *batches = uneven
     assert accuracy > 0.95
     assert batches == [15, 29]
+
+    for accuracy, ranks in (replicated, sharded):
+        assert accuracy > 0.95
+        assert ranks == 2
 
     sent, plain, accuracy = powersgd
     assert sent < plain / 20
@@ -118,6 +126,8 @@ def test_pytorch_alone(tmp_path: Path) -> None:
         "torch_uneven_data.py --epochs 1": "test accuracy",
         "torch_powersgd.py --epochs 1": "test accuracy",
         "torch_digits.py --epochs 1": "test accuracy",
+        "torch_distributed_digits.py --epochs 1": "test accuracy",
+        "torch_distributed_digits.py --epochs 1 --sharded": "test accuracy",
         "torch_resnet.py --epochs 1": "test accuracy",
         "torch_imagenet_resume.py --epochs 1": "epoch 1: test loss",
         fine_tuned: "test accuracy",

@@ -9,6 +9,8 @@ that the caller gave.
 from __future__ import annotations
 
 import itertools
+import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic
@@ -18,7 +20,7 @@ import torch
 import torch.distributed
 
 from horovod._core import OpSpec, OpType, ReduceOp
-from horovod.base.errors import OperationCode, coded
+from horovod.base.errors import EngineCode, OperationCode, coded
 from horovod.common import basics
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.distributed.groups import Members, members_of
@@ -65,7 +67,7 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._members = members
         self._later = Later()
         self._context = current()
-        self._engine = self._context.engine
+        self._engine: Any = self._context.engine
         world = self._context.world
         self._limit = Limit(members.description, world.label(world.rank), self._engine.abort, timeout)
         self._limit.begin()
@@ -75,6 +77,11 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._is_in_order = self._places == list(range(members.size))
         self._specs: dict[tuple[int, ...], OpSpec] = {}
         self._done = Done()
+        _groups.add(self)
+
+    def leave_to_parent(self) -> None:
+        """In a forked child: the memory of its parent's engine is not to be touched."""
+        self._engine = _ParentsEngine()
 
     # -- what torch asks of a group ------------------------------------------------------------------------------------
     def getBackendName(self) -> str:  # noqa: N802  (torch's name)
@@ -441,6 +448,26 @@ class HorovodGroup(dist.ProcessGroup):  # type: ignore[misc]
             _fill(in_order, _tensor(rows))
 
         return self._start(self._spec(OpType.ALLTOALL), [(flat, None)], what, finish, targets, splits)
+
+
+class _ParentsEngine:
+    """In place of the engine in a forked child, which has its parent's groups but is no rank."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        current()  # raises ValueError, which says so, unless the child is in a world of its own
+        sentence = f"This group belongs to the process from which this one (pid {os.getpid()}) was forked."
+        raise ValueError(coded(EngineCode.FORKED_CHILD, sentence))
+
+
+_groups: weakref.WeakSet[HorovodGroup] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for group in _groups:
+        group.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Several(dist.Work):  # type: ignore[misc]
