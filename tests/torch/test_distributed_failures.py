@@ -135,10 +135,16 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(two: Callable[..., Any
 def _interrupted() -> str:
     pids: list[Any] = [None, None]
     dist.all_gather_object(pids, os.getpid())
+
+    def wait_for_rank_0() -> None:
+        _store().set("waits", "")
+        dist.all_reduce(torch.zeros(1))
+
     if dist.get_rank() == 0:
+        _store().wait(["waits"])
         os.kill(pids[1], signal.SIGINT)
         _store().wait(["interrupted"])
-    elif isinstance(error := _error_of(lambda: dist.all_reduce(torch.zeros(1))), KeyboardInterrupt):
+    elif isinstance(error := _error_of(wait_for_rank_0), KeyboardInterrupt):
         _store().set("interrupted", "")
         return "interrupted"
     else:
