@@ -102,9 +102,12 @@ class State:
         Raises what these two raise.
         """
         self.save()
+        self._count_commit()
+        self.check_host_updates()
+
+    def _count_commit(self) -> None:
         self._commits += 1
         _work.committed(self._commits)
-        self.check_host_updates()
 
     def check_host_updates(self) -> None:
         """Raises on all ranks together when rank 0 was told that hosts came or went. A collective.
@@ -113,16 +116,21 @@ class State:
             HostsUpdatedInterrupt: they did. `skip_sync` is true when hosts only went.
             HorovodInternalError: a rank was lost.
         """
-        # Rank 0's queue decides. Others may have been told earlier or later, and all must leave the world together.
+        updated, update_res = self._bcast_object(self._news())
+        if updated:
+            raise HostsUpdatedInterrupt(update_res == HostUpdateResult.removed)
+
+    def _news(self) -> tuple[bool, HostUpdateResult]:
+        """Whether hosts came or went since the last call. Rank 0's decides: others may have been told earlier or later,
+        and all must leave the world together.
+        """
         if self._rank() == 0 and not self._host_messages.await_announced(AWAITED_SECONDS):
             log.warning(
                 "New hosts were announced and the script checked for them, but their processes have not "
                 "joined within %g s. Training continues, and they may still join later.",
                 AWAITED_SECONDS,
             )
-        updated, update_res = self._bcast_object(self._latest_update())
-        if updated:
-            raise HostsUpdatedInterrupt(update_res == HostUpdateResult.removed)
+        return self._latest_update()
 
     def _latest_update(self) -> tuple[bool, HostUpdateResult]:
         """Empties the queue: whether it held newer news than the last call found, and what happened in all of it. Where
@@ -308,9 +316,9 @@ class ObjectState(State):
         goes_on = self._synced and not _is_newcomer()
         parts = self._find_parts()
         mine = (goes_on, self._synced, self._commits, sorted({*self._saved_state, *names}), parts.all_kinds())
-        everyone = allgather_object(mine, "elastic.synced")
+        everyone = allgather_object((*mine, self._standing()), "elastic.synced")
         first = everyone[0][3]
-        for other, (_, _, _, theirs, _) in enumerate(everyone):
+        for other, (_, _, _, theirs, _, _) in enumerate(everyone):
             if theirs != first:
                 only = sorted(set(theirs).symmetric_difference(first))
                 sentence = (
@@ -318,13 +326,21 @@ class ObjectState(State):
                     "both. Give the state the same names on all ranks."
                 )
                 raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
-        progress = [(goes_on, synced, commits) for goes_on, synced, commits, _, _ in everyone]
+        progress = [(goes_on, synced, commits) for goes_on, synced, commits, _, _, _ in everyone]
         most = max(progress)
         self._source = progress.index(most) if most[1] else 0
         self._source_commits = progress[self._source][2]
         if most[0] and not goes_on:
             self._commits = 0  # of a training without which the others have gone on
-        self._agree(parts, [kinds for _, _, _, _, kinds in everyone])
+        self._decide_step(goes_on, progress, [standing for *_, standing in everyone])
+        self._agree(parts, [kinds for _, _, _, _, kinds, _ in everyone])
+
+    def _standing(self) -> int:
+        """What `_decide_step` of all ranks is to know of this one; only some subclasses have more to say than 0."""
+        return 0
+
+    def _decide_step(self, goes_on: bool, progress: list[tuple[bool, bool, int]], standings: list[int]) -> None:
+        """Told of all ranks before anything is sent. progress: whether each goes on, is synced, and its commits."""
 
     def _agree(self, parts: Parts, kinds: list[dict[str, str]]) -> None:
         """Finds this rank's object for each of the source's parts and holders. What some rank does not have, such as a

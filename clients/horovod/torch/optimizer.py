@@ -208,11 +208,15 @@ class _DistributedOptimizer(WrappedOptimizer):
 
         Ranks that go on with that step get an AssertionError in `synchronize` or `step`.
         """
+        self._hvd_abandon_step()
+        super().load_state_dict(state_dict)
+        share_state(self, self._hvd_original)
+
+    def _hvd_abandon_step(self) -> None:
+        """A step that has begun is not taken on any rank, and the ranks' weights are compared in the next one."""
         self._hvd_reducer.reset()
         self._hvd_synchronized = False
         self._hvd_skip = False
-        super().load_state_dict(state_dict)
-        share_state(self, self._hvd_original)
         self._hvd_reducer.compare_weights()
 
     @untraced

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 
-from horovod.common.basics import rank
-from horovod.common.elastic import OPTIMIZER, ObjectState, check_results
+from horovod.base.errors import TrainingCode, coded
+from horovod.common.basics import Max, rank, size
+from horovod.common.elastic import OPTIMIZER, HostUpdateResult, ObjectState, check_results
+from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.common.ops.objects import allgather_object, broadcast_keeping, broadcast_object
 from horovod.common.optimizer_numbers import Made
 from horovod.common.state_parts import Parts, find_parts
 from horovod.torch.elastic.sampler import ElasticSampler
+from horovod.torch.elastic.steps import VOTE, Standing, Steps, options_of, set_options, the_optimizer
 from horovod.torch.functions import broadcast_optimizer_state, broadcast_parameters
+from horovod.torch.ops import allreduce_
 from horovod.torch.wrapping import WrappedOptimizer
 
 __all__ = [
@@ -166,6 +170,8 @@ class GeneratorHandler(StateHandler):
         self.value.set_state(broadcast_object(self.value.get_state(), self.root_rank))
 
 
+# Of what these handle, step() copies nothing: it is changed by the optimizer alone.
+_WEIGHTS: Final = (ModelStateHandler, OptimizerStateHandler, TensorHandler)
 # PyTorch before 2.3 has a GradScaler for CUDA only; later that class is a subclass.
 _GRAD_SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 
@@ -235,6 +241,8 @@ class TorchState(ObjectState):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         self._handlers: dict[str, StateHandler] = {}  # path of a part -> its handler
+        self._steps = Steps()
+        self._has_equal_weights = False  # whether no rank needs the weights in the sync that is under way
         super().__init__(broadcast_object, rank, model=model, optimizer=optimizer, **kwargs)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -286,6 +294,117 @@ class TorchState(ObjectState):
         super().save()
         for handler in self._handlers.values():
             handler.save()
+        self._steps.forget()
+
+    def step(
+        self,
+        *then: Callable[[], object],
+        optimizer: torch.optim.Optimizer | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        """`optimizer.step()` and `commit` in one: a failure undoes no step that was taken. A collective.
+
+        Weights are not copied, so it costs less than a commit and may be called in each step. When a rank is lost, the
+        others repeat the step that has failed, and no earlier one. Count the batch and call
+        `sampler.record_batch` before this call, as they belong to the step. Functions that follow from the step are
+        arguments, and all ranks or none call them:
+
+            >>> loss.backward()
+            >>> state.batch += 1
+            >>> state.step(scheduler.step)
+
+        Buffers, the options of the optimizer, PyTorch's random numbers on the CPU and everything else in the state get
+        the values that they had after the last step. Weights that a script changes itself do not.
+
+        Args:
+            then: functions to call after the update, such as `scheduler.step` or one that updates a moving average.
+            optimizer: one of the state, if that has several.
+            scaler: the GradScaler that takes the step, and is updated.
+
+        Raises:
+            ValueError: the optimizer is not distributed, or can't repeat a step: Adasum, a GradientCompressor, a
+                process set; or ranks that have taken different numbers of steps.
+            HostsUpdatedInterrupt: hosts came or went; the step was taken.
+            HorovodInternalError: a rank was lost. It is not known yet whether the step was taken.
+        """
+        distributed = the_optimizer((handler.value for handler in self._handlers.values()), optimizer)
+        distributed.synchronize()
+        self._settle()
+
+        def take() -> None:
+            with distributed.skip_synchronize():
+                if scaler is None:
+                    distributed.step()
+                else:
+                    scaler.step(distributed)
+                    scaler.update()
+            for function in then:
+                function()
+
+        self._steps.prepare(distributed, take)
+        updated, what = self._news() if rank() == 0 else (False, HostUpdateResult.no_update)
+        # News is at least 1, also of hosts of which nothing is known but that the world is to change.
+        news = self._voted(1 + int(what) if updated else 0)
+        self._steps.take()
+        self._at_boundary()
+        if news:
+            raise HostsUpdatedInterrupt(news - 1 == HostUpdateResult.removed)
+
+    def _voted(self, news: int) -> int:
+        """Returns once all ranks have the averages of this step: what rank 0 knows of hosts."""
+        number = self._commits + 1
+        ballot = self._steps.ballot(number, news)
+        if size() == 1:
+            return news
+        highest, lowest, news = allreduce_(ballot, op=Max, name=VOTE).tolist()
+        if highest != -lowest:
+            sentence = (
+                f"Rank {rank()} called state.step() for step {number}, and other ranks called it for steps {-lowest} "
+                f"to {highest}. Call it equally often on all ranks, and state.commit() too."
+            )
+            raise ValueError(coded(TrainingCode.DIFFERENT_STATES, sentence))
+        return int(news)
+
+    def _at_boundary(self) -> None:
+        """A step was taken: where a failure leads back to from now on."""
+        self._note_boundary()
+        self._warn_of_optimizers_left_out()
+        self._count_commit()
+
+    def _note_boundary(self) -> None:
+        ObjectState.save(self)
+        for handler in self._handlers.values():
+            if not isinstance(handler, _WEIGHTS):
+                handler.save()
+        self._steps.note(handler.value for handler in self._handlers.values() if isinstance(handler, ModelStateHandler))
+
+    def _go_back_to_boundary(self) -> None:
+        self._steps.go_back()
+        for handler in self._handlers.values():
+            if not isinstance(handler, _WEIGHTS):
+                handler.restore()
+        ObjectState.restore(self)
+
+    def _standing(self) -> int:
+        return self._steps.standing
+
+    def _decide_step(self, goes_on: bool, progress: list[tuple[bool, bool, int]], standings: list[int]) -> None:
+        commits = max((one for others_go_on, _, one in progress if others_go_on), default=0)
+        self._has_equal_weights = all(
+            others_go_on
+            and synced
+            and (done == commits if standing == Standing.BOUNDARY else 0 <= commits - done <= 1)
+            and standing != Standing.SAVED
+            for (others_go_on, synced, done), standing in zip(progress, standings, strict=True)
+        )
+        if self._steps.standing != Standing.PENDING:
+            return
+        if goes_on and self._commits + 1 == commits:
+            self._steps.take_late()
+            self._at_boundary()
+        else:
+            self._steps.drop()
+            self.restore()
 
     def _optimizers_left_out(self) -> Iterator[torch.optim.Optimizer]:
         values = [handler.value for handler in self._handlers.values()]
@@ -313,6 +432,11 @@ class TorchState(ObjectState):
         return [] if any(id(one) in tensors for state in states for one in state.values()) else names
 
     def restore(self) -> None:
+        if self._steps.standing == Standing.PENDING:
+            return  # the next `sync` learns from the other ranks which way to go
+        if self._steps.standing == Standing.BOUNDARY:
+            self._go_back_to_boundary()
+            return
         for handler in self._handlers.values():
             handler.restore()
         super().restore()
@@ -322,6 +446,10 @@ class TorchState(ObjectState):
         kept = self._kept_objects(self._agreed)
         for path, value in self._agreed.items():
             if (kind := _handler_class(value)) is not None:
+                if self._has_equal_weights and issubclass(kind, _WEIGHTS):
+                    if issubclass(kind, OptimizerStateHandler):
+                        set_options(value, broadcast_object(options_of(value), self._source))
+                    continue
                 handler = self._handlers.get(path)
                 if handler is None or handler.value is not value:
                     handler = kind(value)
@@ -329,5 +457,8 @@ class TorchState(ObjectState):
                 handler.sync()
         self._settle()  # before plain values count as saved, which are to be those of the same commit
         super().sync()
+        if self._steps.standing == Standing.BOUNDARY:
+            self._note_boundary()
+            return
         for handler in self._handlers.values():
             handler.save()
