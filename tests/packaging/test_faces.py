@@ -145,13 +145,15 @@ def test_defaults_are_those_of_the_table(face: Face) -> None:
 
 @pytest.mark.parametrize("face", FACES, ids=str)
 def test_its_help_is_whole(face: Face) -> None:
-    """A summary of its own, a description of each argument, and what it raises."""
+    """A summary and an example of its own, a description of each argument, what it returns, and what it raises."""
     assert not re.search("^(Args|Raises):", face.docstring, re.MULTILINE), "the table says it (common/ops/faces.py)"
     words = NAMES[face.framework]
     text = faces.whole(words, face.name, face.arguments, face.docstring)
     assert text.startswith(face.docstring.partition("\n")[0])
     described = re.findall(r"^    (\w+): (?=\S)", text.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)
     assert described == list(face.arguments)
+    assert ">>> " in face.docstring
+    assert re.search(r"^Returns:\n    \w*`?\w", text, re.MULTILINE)
     assert "aise" in text
     assert not re.search(r"[{}]", text.removeprefix(face.docstring.partition("\n\nReturns:")[0]))
     assert max(map(len, text.splitlines())) <= 120
@@ -164,7 +166,7 @@ def test_no_entry_is_of_no_use(words: faces.Words) -> None:
     operations = {faces.operation_of(name) for name in names}
     for key in {**words.instead, **words.more}:
         function, _, argument = key.rpartition(".")
-        assert argument in arguments, key
+        assert argument in {*arguments, "returns"}, key
         assert not function or function in {*names, *operations}, key
     for error in words.errors:
         assert any(faces.reasons_of(words, name, error) for name in names), error
@@ -173,5 +175,7 @@ def test_no_entry_is_of_no_use(words: faces.Words) -> None:
 def test_no_argument_and_no_reason_is_of_no_use() -> None:
     used = {argument for one in FACES for argument in one.arguments}
     assert {key.rpartition(".")[2] for key in faces.ARGUMENTS} <= used
+    operations = {faces.operation_of(one.name) for one in FACES}
+    assert {*faces.RESULTS, *faces.WHOLE_RESULTS} == operations
     listed = {reason for words in NAMES.values() for reasons in words.errors.values() for reason in reasons.split(", ")}
     assert {reason for reason, _, _ in faces.REASONS} == listed

@@ -105,8 +105,12 @@ def PartialDistributedOptimizer(  # noqa: N802
 ) -> _Optimizer:
     """`DistributedOptimizer` for models of which some layers are this rank's own.
 
+    Takes and raises what `DistributedOptimizer` does, and
+
     local_layers: a Keras layer or a list of them, whose weights exist; else ValueError. Give their weights to
     `BroadcastGlobalVariablesCallback(0, local_variables=...)` as well, if they are to differ from the beginning.
+
+    >>> optimizer = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.01), local_layers=[model.layers[0]])
     """
     local = weights_of(local_layers)
     optimizer = DistributedOptimizer(
@@ -152,22 +156,39 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """The values of all ranks, one after the other along the first dimension, as `allreduce` returns it."""
+    """The values of all ranks, one after the other along the first dimension, as `allreduce` returns it.
+
+    >>> numpy.asarray(hvd.allgather(numpy.array([hvd.rank()]))).tolist()  # on ranks 0 and 1
+    [0, 1]
+    """
     return backend_for(value).allgather(value, name)
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
-    """The value that `root_rank` has, as `allreduce` returns it."""
+    """The value that `root_rank` has, as `allreduce` returns it.
+
+    >>> float(hvd.broadcast(float(hvd.rank()), root_rank=1))
+    1.0
+    """
     return backend_for(value).broadcast(value, root_rank, name)
 
 
 def reducescatter(value: Any, name: str | None = None, op: int = Average) -> Any:
-    """This rank's rows of the average or sum of `value` over all ranks, as `allreduce` returns it."""
+    """This rank's rows of the average or sum of `value` over all ranks, as `allreduce` returns it.
+
+    >>> numpy.asarray(hvd.reducescatter(numpy.array([1.0, 2.0]), op=hvd.Sum)).tolist()
+    [2.0]  # on rank 0; [4.0] on rank 1
+    """
     return backend_for(value).reducescatter(value, name, op)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Blocks until every rank of `process_set` has called it, outside of compiled functions."""
+    """Blocks until every rank of `process_set` has called it, outside of compiled functions.
+
+    >>> if hvd.local_rank() == 0:
+    ...     download()  # once for each host
+    >>> hvd.barrier()
+    """
     backend_for(None).barrier(process_set)
 
 

@@ -112,6 +112,8 @@ class _OfAKeras(CallbackMixin):
 class BroadcastGlobalVariablesCallback(_OfAKeras):
     """Gives all ranks the weights and the optimizer's state of `root_rank`, before the first batch.
 
+    >>> model.fit(images, labels, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+
     If a rank does not have all variables yet (a model that learns its shapes from the first batch), the broadcast comes
     after that batch. In elastic training every world has a broadcast, because new processes would wait for it.
 
@@ -172,6 +174,8 @@ class BroadcastGlobalVariablesCallback(_OfAKeras):
 class MetricAverageCallback(_OfAKeras):
     """Replaces the metrics of an epoch by their averages over the ranks. Callbacks that read them come after it.
 
+    >>> model.fit(images, labels, callbacks=[hvd.callbacks.MetricAverageCallback()])
+
     All ranks must have the same metrics; else it is a ValueError on all of them, since a callback that decides by a
     metric would decide on some ranks only. device: accepted for scripts of older releases.
     """
@@ -206,6 +210,9 @@ def _not_of_all(name: str, of_ranks: Sequence[dict[str, float]]) -> str:
 
 class LearningRateScheduleCallback(_OfAKeras):
     """Sets the learning rate to initial_lr * multiplier(epoch).
+
+    >>> schedule = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.1 ** (epoch // 30))
+    >>> model.fit(images, labels, epochs=90, callbacks=[schedule])
 
     Args:
         initial_lr: the learning rate at epoch 0, of all ranks together; ValueError for None.
@@ -303,6 +310,8 @@ class LearningRateScheduleCallback(_OfAKeras):
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
     """Raises the learning rate from initial_lr / size to initial_lr in the first epochs, a little before each batch.
+
+    >>> model.fit(images, labels, callbacks=[hvd.callbacks.LearningRateWarmupCallback(0.1 * hvd.size())])
 
     That of one process grows to `size` times its value with the batch; from the first step on it would diverge
     (Goyal et al. 2017, section 2.2).

@@ -119,6 +119,9 @@ class VariablesState(ObjectState):
 class KerasState(VariablesState):
     """The state of a Keras training: the model, its optimizer and plain values given by name.
 
+    >>> state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    >>> state.commit()
+
     Args:
         model: a built model, else ValueError.
         optimizer: that of the model, if None is given.
@@ -187,6 +190,8 @@ class _OfBatches(CallbackMixin):
 class CommitStateCallback(_OfBatches):
     """Commits the state every `batches_per_commit` batches, and at the end of an epoch.
 
+    >>> model.fit(data, callbacks=[hvd.elastic.CommitStateCallback(state)])
+
     If `UpdateBatchStateCallback` counts the batches, the last batch of an epoch is committed only at the end of the
     epoch: from a state without a batch left, `fit` would train one more.
     """
@@ -216,6 +221,8 @@ class CommitStateCallback(_OfBatches):
 
 class UpdateBatchStateCallback(_OfBatches):
     """Counts batches in `state.batch`, and ends the first epoch after an interruption when its other batches are done.
+
+    >>> model.fit(data, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
 
     If Keras does not know how many batches an epoch has, that epoch starts from its beginning, with a warning.
 
@@ -255,6 +262,8 @@ class UpdateBatchStateCallback(_OfBatches):
 
 class UpdateEpochStateCallback(CallbackMixin):
     """Counts epochs in `state.epoch`, also when `fit` counts from 0 again after an interruption.
+
+    >>> model.fit(data, callbacks=[hvd.elastic.UpdateEpochStateCallback(state)])
 
     Place it before `CommitStateCallback`.
     """

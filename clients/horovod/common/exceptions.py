@@ -13,7 +13,13 @@ from horovod.base.errors import ErrorCode, code_of
 
 
 class HorovodInternalError(RuntimeError):
-    """A collective operation failed; the text says which rank and host, and why. Elastic training restores from it."""
+    """A collective operation failed; the text says which rank and host, and why. Elastic training restores from it.
+
+    >>> try:
+    ...     average = hvd.allreduce(tensor, name="loss")
+    ... except hvd.HorovodInternalError as error:
+    ...     print(error.code, error)
+    """
 
     @property
     def code(self) -> ErrorCode | None:

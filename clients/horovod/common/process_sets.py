@@ -146,6 +146,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         >>> if even.included():
         ...     total = hvd.allreduce(tensor, op=hvd.Sum, process_set=even)
 
+    Args:
+        process_set: a hvd.ProcessSet, or the numbers of its ranks.
+
     Raises:
         ValueError: before hvd.init(); process sets are not dynamic; the ranks are not ranks of this world or a set of
             them exists; the ranks of the world do not agree. All ranks get the same error.
@@ -171,6 +174,9 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         True
         >>> hvd.remove_process_set(last)
         False
+
+    Args:
+        process_set: a hvd.ProcessSet that `add_process_set` returned.
 
     Raises:
         ValueError: process sets are not dynamic; operations run in the set; the ranks of the world do not agree.

@@ -19,7 +19,17 @@ __all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
 
 
 class BaseDataLoader:
-    """A source of batches that can be iterated over any number of times. Subclasses write `__len__` and `_iterate`."""
+    """A source of batches that can be iterated over any number of times. Subclasses write `__len__` and `_iterate`.
+
+    >>> class Batches(BaseDataLoader):
+    ...     def __len__(self):
+    ...         return 3
+    ...
+    ...     def _iterate(self):
+    ...         yield from (10, 20, 30)
+    >>> list(Batches())
+    [10, 20, 30]
+    """
 
     def __len__(self) -> int:
         """How many batches one iteration has."""

@@ -57,6 +57,8 @@ def broadcast_optimizer_state(opt_state: T, root_rank: int = 0, process_set: Pro
     """`broadcast_parameters` for the state of an Optax optimizer, under separate names. Example:
 
     >>> opt_state = hvd.broadcast_optimizer_state(optimizer.init(params), root_rank=0)
+
+    Takes and raises what `broadcast_parameters` does.
     """
     return _broadcast_in_order(opt_state, root_rank, "broadcast_optimizer_state", process_set)
 

@@ -79,7 +79,7 @@ DistributedOptimizer.__doc__ = api.DistributedOptimizer.__doc__
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Of v1 sessions, which Keras 3 does not have: raises RuntimeError and says what to use."""
+    """Of v1 sessions, which Keras 3 does not have: raises RuntimeError for any `root_rank`."""
     raise RuntimeError(
         coded(
             TrainingCode.NO_GRAPH,

@@ -51,6 +51,11 @@ def __getattr__(name: str) -> Any:
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a training function `func(state, ...)`, so that it goes on after failures.
 
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     state.model.fit(data, epochs=10 - state.epoch, callbacks=callbacks)
+    >>> train(state)
+
     As horovod.tensorflow.elastic.run and horovod.torch.elastic.run, whichever is Keras's backend.
 
     Raises:

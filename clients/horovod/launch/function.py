@@ -66,6 +66,9 @@ def run(
 ) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes that form one world, and returns their results by rank.
 
+    >>> horovod.run(train, args=(0.1,), num_proc=2)  # def train(rate): hvd.init(); ...; return accuracy
+    [0.97, 0.97]
+
     func: anything that cloudpickle can ship; it calls hvd.init() itself. Its modules are found where the caller finds
         them, along sys.path as it is at the time of the call; folders that another host doesn't have are left out.
     hosts, hostfile: "h1:2,h2:4" or a file with lines "h1 slots=2"; other hosts are reached by ssh (ssh_port,
@@ -74,6 +77,8 @@ def run(
     output_filename: folder that also gets what each rank prints. It is shown on sys.stdout and sys.stderr as they are
         at the time of the call, in a notebook under the cell; ranks have an empty stdin.
     executable: the Python to run, default the one that runs now.
+    verbose: print what the launcher does. disable_cache, use_gloo: accepted without effect. use_mpi, mpi_args: refused,
+        since this build has no MPI.
 
     min_num_proc asks for an elastic job: processes that fail are replaced, and it goes on with as few as that and grows
         up to max_num_proc. func is written for it (hvd.elastic.run). The results are those of the last world's ranks.

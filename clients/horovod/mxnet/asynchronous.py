@@ -69,7 +69,12 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> AnyHandle:
-    """Starts `allreduce_`; `synchronize` gives `tensor`."""
+    """Starts `allreduce_`; `synchronize` gives `tensor`.
+
+    >>> tensor = mx.nd.ones(2)
+    >>> hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum)) is tensor
+    True
+    """
     op = reduce_op(op, average)
     return COLLECTIVES.allreduce_async_(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
@@ -85,7 +90,13 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> AnyHandle:
-    """Starts `grouped_allreduce`; `synchronize` gives a tuple of the new arrays."""
+    """Starts `grouped_allreduce`; `synchronize` gives a tuple of the new arrays.
+
+    >>> handle = hvd.grouped_allreduce_async([mx.nd.ones(2), mx.nd.zeros(3)], op=hvd.Sum)
+    >>> first, second = hvd.synchronize(handle)
+    >>> second.shape
+    (3,)
+    """
     op = reduce_op(op, average)
     return COLLECTIVES.start_allreduces(tensors, False, op, name, prescale_factor, postscale_factor, process_set)
 
@@ -101,7 +112,13 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
     op: int | None = None,
 ) -> AnyHandle:
-    """Starts `grouped_allreduce_`; `synchronize` gives a tuple of the arrays."""
+    """Starts `grouped_allreduce_`; `synchronize` gives a tuple of the arrays.
+
+    >>> arrays = [mx.nd.ones(2), mx.nd.zeros(3)]
+    >>> results = hvd.synchronize(hvd.grouped_allreduce_async_(arrays, op=hvd.Sum))
+    >>> results[0] is arrays[0]
+    True
+    """
     op = reduce_op(op, average)
     return COLLECTIVES.start_allreduces(tensors, True, op, name, prescale_factor, postscale_factor, process_set)
 
@@ -123,7 +140,12 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: Any, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `allgather`; `synchronize` gives the new array."""
+    """Starts `allgather`; `synchronize` gives the new array.
+
+    >>> handle = hvd.allgather_async(mx.nd.ones((1 + hvd.rank(), 2)))
+    >>> hvd.synchronize(handle).shape
+    (3, 2)
+    """
     return COLLECTIVES.allgather_async(tensor, name, process_set)
 
 
@@ -131,7 +153,13 @@ def allgather_async(
 def grouped_allgather_async(
     tensors: Sequence[Any], name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
 ) -> AnyHandle:
-    """Starts `grouped_allgather`; `synchronize` gives a tuple of new arrays."""
+    """Starts `grouped_allgather`; `synchronize` gives a tuple of new arrays.
+
+    >>> handle = hvd.grouped_allgather_async([mx.nd.ones(1), mx.nd.zeros((2, 3))])
+    >>> first, second = hvd.synchronize(handle)
+    >>> second.shape
+    (4, 3)
+    """
     return COLLECTIVES.start_allgathers(tensors, name, process_set)
 
 
@@ -143,7 +171,12 @@ def broadcast_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `broadcast`; `synchronize` gives the new array."""
+    """Starts `broadcast`; `synchronize` gives the new array.
+
+    >>> handle = hvd.broadcast_async(mx.nd.array([hvd.rank()]), root_rank=1)
+    >>> hvd.synchronize(handle).asnumpy()
+    array([1.], dtype=float32)
+    """
     return COLLECTIVES.broadcast_async(tensor, root_rank, name, process_set)
 
 
@@ -155,7 +188,12 @@ def broadcast_async_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `broadcast_`; `synchronize` gives `tensor`."""
+    """Starts `broadcast_`; `synchronize` gives `tensor`.
+
+    >>> tensor = mx.nd.array([hvd.rank()])
+    >>> hvd.synchronize(hvd.broadcast_async_(tensor, root_rank=1)) is tensor
+    True
+    """
     return COLLECTIVES.broadcast_async_(tensor, root_rank, name, process_set)
 
 
@@ -167,7 +205,12 @@ def alltoall_async(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> AnyHandle:
-    """Starts `alltoall`; `synchronize` gives the new array and how many rows came from each rank."""
+    """Starts `alltoall`; `synchronize` gives the new array and how many rows came from each rank.
+
+    >>> handle = hvd.alltoall_async(mx.nd.array([10, 20, 30]), splits=[1, 2])
+    >>> hvd.synchronize(handle)[1].asnumpy()
+    array([1, 1], dtype=int32)  # on rank 0; array([2, 2], dtype=int32) on rank 1
+    """
     given = splits.asnumpy() if isinstance(splits, mx.nd.NDArray) else splits
     return COLLECTIVES.alltoall_async(tensor, given, name, process_set, counts)
 
@@ -182,7 +225,12 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
-    """Starts `reducescatter`; `synchronize` gives the new array."""
+    """Starts `reducescatter`; `synchronize` gives the new array.
+
+    >>> handle = hvd.reducescatter_async(mx.nd.array([1, 2, 3]), op=hvd.Sum)
+    >>> hvd.synchronize(handle).asnumpy()
+    array([2., 4.], dtype=float32)  # on rank 0; array([6.], dtype=float32) on rank 1
+    """
     return COLLECTIVES.reducescatter_async(tensor, op, name, prescale_factor, postscale_factor, process_set)
 
 
@@ -196,13 +244,28 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> AnyHandle:
-    """Starts `grouped_reducescatter`; `synchronize` gives a tuple of new arrays."""
+    """Starts `grouped_reducescatter`; `synchronize` gives a tuple of new arrays.
+
+    >>> handle = hvd.grouped_reducescatter_async([mx.nd.ones(2), mx.nd.ones((4, 3))])
+    >>> first, second = hvd.synchronize(handle)
+    >>> second.shape
+    (2, 3)
+    """
     return COLLECTIVES.start_reducescatters(tensors, op, name, prescale_factor, postscale_factor, process_set)
 
 
 @mxnet_errors
 def poll(handle: Any) -> bool:
-    """True when `synchronize(handle)` would return at once. ValueError: no handle, or one that was synchronized."""
+    """True when `synchronize(handle)` would return at once.
+
+    >>> handle = hvd.allreduce_async(mx.nd.ones(2))
+    >>> if not hvd.poll(handle):
+    ...     pass  # do something else meanwhile
+    >>> hvd.synchronize(handle).asnumpy()
+    array([1., 1.], dtype=float32)
+
+    Raises ValueError if `handle` is no handle, or one that was synchronized.
+    """
     return handles.poll(handle)
 
 
@@ -210,6 +273,11 @@ def poll(handle: Any) -> bool:
 def synchronize(handle: Any) -> Any:
     """Waits for an operation and returns its result; None for an unknown handle or one that was synchronized before.
 
-    Raises HorovodInternalError where the operation failed: a rank was lost, or the ranks do not agree on it.
+    >>> handle = hvd.allreduce_async(mx.nd.array([hvd.rank()]), op=hvd.Sum)
+    >>> hvd.synchronize(handle).asnumpy()
+    array([1.], dtype=float32)
+
+    `handle` is what a function ..._async returned. Raises HorovodInternalError if the operation failed: a rank was
+    lost, or the ranks do not agree on it.
     """
     return handles.synchronize(handle, MXNetFramework.current_stream)

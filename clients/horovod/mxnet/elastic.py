@@ -32,6 +32,13 @@ __all__ = ["MXNetState", "leave_at_next_commit", "run"]
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a training function `func(state, ...)`, so that it goes on after failures.
 
+    >>> @hvd.elastic.run
+    ... def train(state):
+    ...     while state.batch < 1000:
+    ...         state.batch += 1
+    ...         state.commit()
+    >>> train(state)
+
     Before `func` starts, the state is made equal on all ranks. When a collective in it fails because a rank was lost,
     the state goes back to its last commit; when hosts come or go (HostsUpdatedInterrupt from `state.commit()`), nothing
     is undone. Then this process shuts Horovod down and calls hvd.init() again with the same arguments; once the

@@ -95,6 +95,8 @@ def broadcast_object_fn(
     >>> send = hvd.broadcast_object_fn(root_rank=0)
     >>> send([1, 2])
     [1, 2]
+
+    Takes and raises what `broadcast_object` does.
     """
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set)
 

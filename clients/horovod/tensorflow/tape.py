@@ -151,6 +151,8 @@ def PartialDistributedGradientTape(  # noqa: N802
 
         >>> tape = hvd.PartialDistributedGradientTape(tape, local_layers=[model.layers[0]])
 
+    Takes and raises what `DistributedGradientTape` does, and
+
     local_layers: a Keras layer or a list of them, whose weights exist; else ValueError.
     """
     tape: Any = DistributedGradientTape(

@@ -55,6 +55,7 @@ class GradientCompressor:
     >>> class Halves(GradientCompressor):  # every second step sends the other half of each gradient
     ...     def __init__(self):
     ...         self.steps = collections.Counter()
+    ...
     ...     def reduce(self, name, gradient):
     ...         self.steps[name] += 1
     ...         half = gradient.view(-1)[self.steps[name] % 2 :: 2].contiguous()
@@ -125,7 +126,10 @@ class BF16Compressor(_CastCompressor):
 
 
 class Compression:
-    """What `compression=` takes."""
+    """The compressors that `compression=` accepts.
+
+    >>> hvd.allreduce(torch.ones(2), compression=hvd.Compression.fp16)  # travels as float16
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -32,7 +32,8 @@ def synchronize(handle: Any) -> Any:
     """Waits for an asynchronous operation and returns its result: a tensor, or for grouped calls a tuple of tensors.
 
     On a GPU, work queued on the current stream from now on sees the result; this thread does not wait for it.
-    Returns None for an unknown handle or one that was synchronized before. Example, on two ranks:
+    `handle` is what a function ..._async returned. Returns None for an unknown handle or one that was synchronized
+    before. Example, on two ranks:
 
         >>> handle = hvd.allreduce_async(torch.ones(2), op=hvd.Sum)
         >>> hvd.synchronize(handle)

@@ -1,10 +1,10 @@
 """What all frameworks say of a collective's arguments and errors, written once.
 
 A public function keeps its `def`, whose signature editors and type checkers read, and of its docstring a summary, what
-is its own, and an example. `complete` adds the sections Args and Raises from the tables below, in the words of the
-framework: `help()` shows them, and so do the pages of the API (docs/tools/whole_docstrings.py), for which sources are
-read and nothing but this module is imported. What a function does follows from its name: `grouped_allreduce_async_` is
-allreduce, of several tensors, asynchronous and in place.
+is its own, and an example. `complete` adds the sections Args, Returns and Raises from the tables below, in the words of
+the framework: `help()` shows them, and so do the pages of the API (docs/tools/whole_docstrings.py), for which sources
+are read and nothing but this module is imported. What a function does follows from its name:
+`grouped_allreduce_async_` is allreduce, of several tensors, asynchronous and in place.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Words:
     end: str = ""  # a sentence behind the errors
     instead: dict[str, str] = field(default_factory=dict)  # of an entry of the tables
     more: Mapping[str, str] = field(default_factory=dict)  # behind an entry; both by "function.entry" or "entry"
+    result: str = ""  # the noun for a new one, if that is not `one`
 
 
 # -- the table of arguments: by name, or by operation and name where operations differ ---------------------------------
@@ -80,6 +81,24 @@ ARGUMENTS: Final[dict[str, str]] = {
     ),
 }
 _IN_FLIGHT: Final = "It must not be changed before {waits} has returned."
+
+# -- the table of results: what is new has this content; of the others, the whole section ------------------------------
+RESULTS: Final[dict[str, str]] = {
+    "allreduce": "of the shape and dtype of {argument}",
+    "reducescatter": (
+        "with this rank's rows of the result, of the dtype of {argument}; if the rows can't be divided equally, the "
+        "first ranks have one more"
+    ),
+    "allgather": "with the rows of all ranks in the order of ranks, of the dtype of {argument}",
+    "broadcast": "with the values of `root_rank`, of the shape and dtype of {argument}",
+    "alltoall": "with the rows that ranks sent to this rank, in the order of ranks, of the dtype of {argument}",
+}
+WHOLE_RESULTS: Final[dict[str, str]] = {
+    "sparse_allreduce": "A function without arguments. It waits for the result and returns it: a new sparse {one}.",
+    "barrier": "None, when all ranks of `process_set` have called it.",
+    "join": "The rank that joined last, an int.",
+}
+_RECEIVED: Final = "and how many rows came from each rank, int32"
 
 # -- the table of reasons for errors: each, a pattern of the names of the functions that have it, and the words --------
 _DATA: Final = "all|broadcast|scatter"
@@ -167,6 +186,7 @@ TENSORFLOW: Final = Words(
             "tf.Variable, or keras.Variable on TensorFlow; each of one shape and dtype on all ranks."
         ),
         "broadcast_.name": "matches the call across ranks; without one, calls match by their order.",
+        "join.returns": "The rank that joined last, an int32 scalar.",
     },
     more={
         "allreduce.tensor": "Of tf.IndexedSlices, rows of all ranks are gathered; the result is one, too.",
@@ -196,6 +216,10 @@ JAX: Final = Words(
         "allgather.tensor": "Or a pytree of these. In a compiled function the first dimension must not differ.",
         "alltoall.tensor": "In a compiled function the first one agrees as well.",
         "allreduce.op": "The derivatives of others than Average and Sum exist in reverse mode only.",
+        **dict.fromkeys(
+            ("allreduce.returns", "allgather.returns", "broadcast.returns", "reducescatter.returns"),
+            "Of a pytree, the tree of the results.",
+        ),
     },
 )
 MXNET: Final = Words(
@@ -214,6 +238,7 @@ MXNET: Final = Words(
 KERAS: Final = Words(
     modules=("horovod._keras.api",),
     one="value",
+    result="tensor of Keras's backend,",
     given="a number, an array or a tensor",
     dtypes="a dtype that the framework of Keras's backend reduces",
     errors={},
@@ -254,15 +279,16 @@ def complete(words: Words, namespace: Mapping[str, Any]) -> None:
 
 
 def whole(words: Words, name: str, arguments: Iterable[str], docstring: str) -> str:
-    """The docstring of a collective, with its arguments and errors. KeyError: the tables lack one of the arguments."""
+    """The docstring of a collective, with its arguments, result and errors. KeyError: the tables lack an argument."""
     said = [f"{argument}: {described(words, name, argument)}" for argument in arguments]
     raised = [f"{error}: {reasons}." for error in words.errors if (reasons := reasons_of(words, name, error))]
     before, returns, after = docstring.partition("\n\nReturns:\n")
     sections = [before]
     if said:
         sections.append("Args:\n" + "\n".join(map(_wrapped, said)))
-    if returns:
-        sections.append(f"Returns:\n{after}")
+    if not returns:
+        after = _wrapped(returned(words, name, next(iter(arguments), "")))
+    sections.append(f"Returns:\n{after}")
     if raised:
         sections.append("Raises:\n" + "\n".join(map(_wrapped, raised)))
     ends = [_SYNCHRONIZED] if "_async" in name else []
@@ -282,6 +308,29 @@ def described(words: Words, name: str, argument: str) -> str:
     if "_async" in name and argument in ("tensor", "tensors"):
         parts.append(_IN_FLIGHT)
     return _in_words(" ".join(parts), words, operation)
+
+
+def returned(words: Words, name: str, argument: str) -> str:
+    """What a function returns, of which the first argument has the name `argument`."""
+    operation = operation_of(name)
+    parts = [words.more[f"{name}.returns"]] if f"{name}.returns" in words.more else []
+    if operation in WHOLE_RESULTS:
+        return _in_words(" ".join([words.instead.get(f"{name}.returns", WHOLE_RESULTS[operation]), *parts]), words)
+    is_grouped, is_async = name.startswith("grouped_"), "_async" in name
+    if name.endswith("_"):
+        text = "the {one}s of `tensors`, with the results" if is_grouped else f"`{argument}`, with the result"
+        text += " in them" if is_grouped else " in it"
+    elif is_grouped:
+        container = "tuple" if is_async else "list"
+        text = f"a {container} of new {{one}}s in the order of `tensors`, each {RESULTS[operation]}"
+    else:
+        text = f"a new {words.result or words.one} {RESULTS[operation]}"
+    if operation == "alltoall":
+        text = f"a pair of {text}, {_RECEIVED}" if is_async else f"{text}; with `splits` a pair of it {_RECEIVED}"
+    if is_async:
+        text = f"a handle. `synchronize(handle)` returns {text}"
+    text = text.replace("{argument}", "its entry in `tensors`" if is_grouped else f"`{argument}`")
+    return _in_words(" ".join([f"{text[0].upper()}{text[1:]}.", *parts]), words)
 
 
 def reasons_of(words: Words, name: str, error: str) -> str:

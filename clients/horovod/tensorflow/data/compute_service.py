@@ -43,6 +43,8 @@ class TfDataServiceConfig:
     """The facts about the service that both jobs share. Raises ValueError if dispatcher_side is neither "compute" nor
     "training".
 
+    >>> config = TfDataServiceConfig.read("config.json", wait_for_file_creation=True)
+
     insecure: work without a key. Anybody who can connect to a dispatcher or worker can then run code there as its user.
     """
 
@@ -129,6 +131,8 @@ def send_to_data_service(
 ) -> Any:
     """The data set, which the workers of the service compute.
 
+    >>> dataset = send_to_data_service(dataset, config, hvd.rank(), hvd.size())
+
     Args:
         dataset: a tf.data.Dataset, the same on all ranks.
         compute_config: of a service whose dispatchers are on its own side.
@@ -173,8 +177,10 @@ tf.data.Dataset.send_to_data_service = send_to_data_service  # dataset.send_to_d
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> None:
     """Runs a worker, and a dispatcher in some of the processes, until the service is shut down.
 
-    All processes of the job of workers call it, after hvd.init(). Raises TimeoutError: a dispatcher did not come in
-    time.
+    >>> compute_worker_fn(config)  # returns when the service is shut down
+
+    All processes of the job of workers call it with the same `compute_config`, after hvd.init(). Raises TimeoutError: a
+    dispatcher did not come in time.
     """
     client = compute_config.compute_client()
     index = own_rank()

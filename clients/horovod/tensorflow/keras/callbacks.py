@@ -21,4 +21,9 @@ if not TYPE_CHECKING:
 
 
 class BestModelCheckpoint(BestModel, keras.callbacks.ModelCheckpoint):
-    """Saves the best model so far to `filepath`, an attribute to be set before training."""
+    """Saves the best model so far to `filepath`, an attribute to be set before training.
+
+    >>> best = hvd.callbacks.BestModelCheckpoint(monitor="val_loss")
+    >>> best.filepath = "best.keras"
+    >>> model.fit(images, labels, validation_data=held_out, callbacks=[best])
+    """

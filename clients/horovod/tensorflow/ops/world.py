@@ -19,7 +19,8 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     >>> int(hvd.size_op())
     2
 
-    Raises tf.errors.FailedPreconditionError before hvd.init(), InvalidArgumentError if there is no such set.
+    `process_set_id` is that of a hvd.ProcessSet, 0 for all ranks; `name` is that of the operation in a graph. Raises
+    tf.errors.FailedPreconditionError before hvd.init(), InvalidArgumentError if there is no such set.
     """
     if xla.compiling():
         return tf.constant(set_size(process_set_of(process_set_id)), name=name)
@@ -27,7 +28,7 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 when this process is in a process set, else 0, an int32 scalar. Raises what `size_op` does.
+    """1 when this process is in a process set, else 0, an int32 scalar. Takes and raises what `size_op` does.
 
     >>> int(hvd.process_set_included_op())
     1
@@ -38,7 +39,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of processes on this host when it runs, an int32 scalar. Raises what `size_op` does.
+    """The number of processes on this host when it runs, an int32 scalar. Takes and raises what `size_op` does.
 
     >>> int(hvd.local_size_op())
     2
@@ -49,7 +50,7 @@ def local_size_op(name: str | None = None) -> tf.Tensor:
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number in the world when it runs, an int32 scalar. Raises what `size_op` does.
+    """This process's number in the world when it runs, an int32 scalar. Takes and raises what `size_op` does.
 
     >>> int(hvd.rank_op())
     0  # on rank 0; 1 on rank 1
@@ -60,7 +61,7 @@ def rank_op(name: str | None = None) -> tf.Tensor:
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """This process's number on its host when it runs, an int32 scalar. Raises what `size_op` does.
+    """This process's number on its host when it runs, an int32 scalar. Takes and raises what `size_op` does.
 
     >>> int(hvd.local_rank_op())
     0  # on rank 0; 1 on rank 1
