@@ -209,6 +209,11 @@ def _torch_alone(script: Script) -> bool:
     return _torch(script) and not any(True for _ in groups(script))
 
 
+def _without_our_backend(script: Script) -> bool:
+    """Whether its process groups, if it makes any, are not those of Horovod, over which torch reduces gradients."""
+    return _torch(script) and not script.imports("horovod.torch.distributed")
+
+
 def _horovod(script: Script) -> bool:
     return script.imports("horovod")
 
@@ -446,7 +451,7 @@ RULES: Final = (
         used(r"torch\.nn\.parallel\.DistributedDataParallel"),
         "DistributedDataParallel reduces gradients itself, by torch.distributed",
         "wrap the optimizer with hvd.DistributedOptimizer and leave the model as it is",
-        _torch,
+        _without_our_backend,
     ),
     Rule(
         "SyncBatchNorm",
