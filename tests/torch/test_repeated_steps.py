@@ -227,6 +227,54 @@ def test_news_of_hosts_comes_after_the_step(pair: World) -> None:
     assert pair.run(_news) == [2, 2]
 
 
+def _scaled() -> list[float]:
+    """A step with infinite gradients is skipped on all ranks and counts; the scale is part of the boundary."""
+    import torch
+
+    import horovod.torch as hvd
+
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    state = hvd.elastic.TorchState(model, optimizer, scaler=scaler, batch=0)
+
+    def one(factor: float) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), factor)).sum()).backward()
+        state.step(scaler=scaler)
+
+    one(0.25)
+    one(float("inf"))
+    assert scaler.get_scale() == 8.0
+    scaler.update(1024.0)
+    state.restore()
+    assert scaler.get_scale() == 8.0
+    assert state._commits == 2
+    weights: list[float] = model.weight.flatten().tolist()
+    return weights
+
+
+def test_a_scaler_takes_the_step(pair: World) -> None:
+    assert pair.run(_scaled) == [[0.75, 0.75]] * 2
+
+
+def _fails_after_the_update() -> None:
+    def fails() -> None:
+        raise LOST
+
+    state = _state()
+    _backward(state.model, 0)
+    # It must not be taken for a step that can be repeated: the weights have changed.
+    with pytest.raises(ValueError, match=ends_with(TrainingCode.INVALID_ARGUMENT, "collective")):
+        state.step(fails)
+    assert state._steps.standing == 0
+
+
+def test_a_collective_that_fails_in_what_follows_a_step(pair: World) -> None:
+    pair.run(_fails_after_the_update)
+
+
 def _refused() -> None:
     import torch
 

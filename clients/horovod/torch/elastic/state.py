@@ -317,13 +317,14 @@ class TorchState(ObjectState):
         the values that they had after the last step. Weights that a script changes itself do not.
 
         Args:
-            then: functions to call after the update, such as `scheduler.step` or one that updates a moving average.
+            then: functions to call after the update, such as `scheduler.step` or one that updates a moving average;
+                without collectives.
             optimizer: one of the state, if that has several.
             scaler: the GradScaler that takes the step, and is updated.
 
         Raises:
             ValueError: the optimizer is not distributed, or can't repeat a step: Adasum, a GradientCompressor, a
-                process set; or ranks that have taken different numbers of steps.
+                process set; ranks that have taken different numbers of steps; a collective that failed in `then`.
             HostsUpdatedInterrupt: hosts came or went; the step was taken.
             HorovodInternalError: a rank was lost. It is not known yet whether the step was taken.
         """

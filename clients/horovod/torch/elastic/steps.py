@@ -25,6 +25,7 @@ import torch
 
 from horovod.base.errors import TrainingCode, coded
 from horovod.common.basics import Adasum
+from horovod.common.exceptions import HorovodInternalError
 from horovod.common.process_sets import global_process_set
 from horovod.torch.compression import GradientCompressor
 from horovod.torch.optimizer import _DistributedOptimizer
@@ -129,8 +130,16 @@ class Steps:
     def take(self) -> None:
         """All ranks have all averages, or one of them has taken the step."""
         assert self._pending is not None
-        self._pending.take()
-        self._pending = None
+        pending, self._pending = self._pending, None
+        try:
+            pending.take()
+        except HorovodInternalError as error:
+            sentence = (
+                f"A function that was passed to state.step() ran a collective, which failed: {error} This rank has "
+                "taken the step, but not everything that follows from it, so it can't continue. Run collectives before "
+                "or after state.step(), and not in its functions."
+            )
+            raise ValueError(coded(TrainingCode.INVALID_ARGUMENT, sentence)) from error
 
     def take_late(self) -> None:
         """In the next world: others have taken the step of which this rank has the averages."""
