@@ -16,7 +16,7 @@ from horovod.protos.v1 import membership_pb2, membership_pb2_grpc, negotiation_p
 from horovod.protos.v1 import types_pb2 as pb
 from horovod.worker.runtime.token import Credential
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0  # on a busy machine
 Message = TypeVar("Message")
 Event = TypeVar("Event")
 
