@@ -34,7 +34,7 @@ def make_model(inputs: int, outputs: int) -> nn.Module:
 
 
 def distributed(model: nn.Module, name: str, lr: float) -> torch.optim.Optimizer:
-    """The names of one model's parameters must not be those of the other, so each has a prefix."""
+    """Both models have parameters of equal names. The prefix tells them apart in messages."""
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.5, 0.99))
     named = [(f"{name}.{parameter}", value) for parameter, value in model.named_parameters()]
     optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=named)
