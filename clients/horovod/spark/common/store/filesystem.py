@@ -271,7 +271,7 @@ class FilesystemStore(AbstractFilesystemStore):
 
 
 class LocalStore(FilesystemStore):
-    """FilesystemStore by its older name, for a folder that all hosts share."""
+    """The older name of FilesystemStore, for a folder that all hosts share."""
 
 
 def _upload(store: AbstractFilesystemStore, path: str, local_file: str) -> None:
