@@ -64,7 +64,7 @@ def test_pytorch_with_two_ranks() -> None:
         del expected["torch_image_folder.py"]
     said = play("horovod.torch", 2, *expected)
     found_by = dict(zip(expected, map(numbers, expected.values(), said), strict=True))
-    language, accumulation, sparse, dense, sets, uneven, replicated, sharded, powersgd, resnet, *others = (
+    replicated, sharded, language, accumulation, sparse, dense, sets, uneven, powersgd, resnet, *others = (
         found_by.values()
     )
 
