@@ -145,7 +145,7 @@ def test_defaults_are_those_of_the_table(face: Face) -> None:
 
 @pytest.mark.parametrize("face", FACES, ids=str)
 def test_its_help_is_whole(face: Face) -> None:
-    """A summary and an example of its own, a description of each argument, what it returns, and what it raises."""
+    """help() shows a summary, an example, each argument, the result and the errors of the operation."""
     assert not re.search("^(Args|Raises):", face.docstring, re.MULTILINE), "the table says it (common/ops/faces.py)"
     words = NAMES[face.framework]
     text = faces.whole(words, face.name, face.arguments, face.docstring)

@@ -179,9 +179,10 @@ class _DistributedOptimizer(WrappedOptimizer):
 
     @untraced
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients and counts backward passes anew. AssertionError while gradients are being reduced.
+        """Clears the gradients and restarts the count of backward passes.
 
-        They are after a backward pass that could not wait for them, as `synchronize` says.
+        Raises AssertionError while gradients are being reduced: after a backward pass that could not wait for the
+        averages, as `synchronize` says.
         """
         if self._hvd_reducer.in_flight:
             raise AssertionError(

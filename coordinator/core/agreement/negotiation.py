@@ -56,7 +56,7 @@ _UNREPEATED = (
 
 
 def _of_removed(who: str, name: str) -> str:
-    """What is wrong with an operation `name` in a set that is gone; who: and the set that it removed."""
+    """The error of the operation `name` in a removed process set. who: says which rank has removed which set."""
     sentence = coded(OperationCode.NO_SUCH_SET, f"{who}, so {name[:MAX_NAME_SHOWN]} can't complete in it.")
     return printable(sentence, MAX_SENTENCE)
 

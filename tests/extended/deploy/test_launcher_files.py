@@ -128,7 +128,7 @@ def without_quantities(node: Any) -> Any:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_are_what_their_apis_take(path: Path) -> None:
-    """The models drop fields that they do not know, so a manifest that has one differs from what is written back."""
+    """Reading a manifest into its API's models and writing it again changes nothing: models drop unknown fields."""
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="needs kubeflow-trainer-api")
     model = {
         "JobSet": models.JobsetV1alpha2JobSet,

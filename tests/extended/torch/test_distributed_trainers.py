@@ -1,5 +1,5 @@
-"""Lightning, accelerate, transformers, torchmetrics and torchdata, unmodified, find with our backend what they find
-with gloo: the same losses and weights, bit for bit, on two ranks that torchrun starts (distributed_trainers.py)."""
+"""Unmodified Lightning, accelerate, transformers, torchmetrics and torchdata have the same losses and weights with our
+backend and with gloo, bit for bit, on two ranks that torchrun starts (distributed_trainers.py)."""
 
 from __future__ import annotations
 

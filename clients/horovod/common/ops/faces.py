@@ -82,7 +82,7 @@ ARGUMENTS: Final[dict[str, str]] = {
 }
 _IN_FLIGHT: Final = "It must not be changed before {waits} has returned."
 
-# -- the table of results: what is new has this content; of the others, the whole section ------------------------------
+# -- results: of an operation that returns a new tensor, its contents; of every other one, the text of the section -----
 RESULTS: Final[dict[str, str]] = {
     "allreduce": "of the shape and dtype of {argument}",
     "reducescatter": (

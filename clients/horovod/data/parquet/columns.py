@@ -164,7 +164,7 @@ def _one_length(lengths: np.ndarray, place: Place, what: str) -> int:
         return 0
     if (unlike := lengths != lengths[0]).any():
         row = int(np.argmax(unlike))
-        said = f"a {what} of {lengths[row]} values, and those before it have {lengths[0]}"
+        said = f"a {what} of {lengths[row]} values, but earlier rows have {lengths[0]} values"
         raise place.error(DataCode.DIFFERENT_SHAPES, row, said)
     return int(lengths[0])
 
